@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from indexer.hashing import SequenceHashes
+from indexer.kernels import NO_SECRET
 from indexer.lives import BYTES_PER_LIFE, Lives
 from indexer.prefix_index import PrefixIndex, as_hashes
 from indexer.types import SequenceHash, Tier, WorkerRank
@@ -42,13 +43,13 @@ class _Cache:
 class AssumedPrefixes:
     """Stores into `index`. A block that is assumed again is as good as new."""
 
-    def __init__(self, index: PrefixIndex, ttl: float, max_bytes: int | None = None) -> None:
+    def __init__(self, index: PrefixIndex, ttl: float, max_bytes: int | None = None, secret: int = NO_SECRET) -> None:
         """`ttl`: seconds, for ranks whose size is unknown. `max_bytes`: for the lives kept here; beyond that, blocks
-        are dropped where most are."""
+        are dropped where most are. `secret`: see `PrefixIndex`."""
         self._index = index
         self._ttl = min(ttl, _LONGEST)
         self._most = sys.maxsize if max_bytes is None else max_bytes // BYTES_PER_LIFE
-        self._lives = Lives()
+        self._lives = Lives(secret)
         self._caches: dict[WorkerRank, _Cache] = {}
         self._owners: dict[int, WorkerRank] = {}
         """Ranks by their numbers."""

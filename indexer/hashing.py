@@ -6,7 +6,7 @@ the first), so it depends on every token up to the block's end: equal hashes mea
 
 The tokens of a block are summed up, each pair mixed with a key of its position, and MurmurHash3's 64-bit finaliser
 (Appleby, public domain) chains the sums. It is no cryptographic hash: whoever makes two prompts collide can misroute
-them, and whoever makes thousands of blocks whose hashes are alike can slow down look-ups (docs/threat-model.md).
+them, and nothing else.
 """
 
 from __future__ import annotations

@@ -44,8 +44,10 @@ EVICTED = 6
 """(rank, block) dropped for want of memory, since the start."""
 REFUSED = 7
 """(rank, block) not taken in for want of memory, since the start."""
-_SINK = 8  # a scratch element for reads that only load cache lines
-_SCRATCH = 9
+SECRET = 8
+"""Where keys depend on it (`_key_of`)."""
+_SINK = 9  # a scratch element for reads that only load cache lines
+_SCRATCH = 10
 _GROUP = 32
 STATES = _SCRATCH + _GROUP
 
@@ -53,6 +55,8 @@ STATES = _SCRATCH + _GROUP
 _LIVE, _ALIVE = 0, 1
 SLOT_ROWS = 2
 
+NO_SECRET = 0x6A09E667F3BCC909
+"""In the place of a secret: not 0, so that no likely hash has a mark as its key."""
 MAX_SLOTS = 0x7FF0
 MAX_AGE = 3
 """Generations since an entry was last used; each migration sets older entries to this age."""
@@ -60,7 +64,6 @@ ALL_AGES = 15
 
 _EMPTY = np.uint64(0)
 _TOMB = np.uint64(1)  # a tombstone: entries that were put behind it may still be there
-_SALT = np.uint64(0x6A09E667F3BCC909)  # so that no likely hash has one of the two marks as its key
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _GATHER = np.uint64(0xF1DE83E19937733D)  # its inverse modulo 2^64
 _HOLDERS = np.uint64((1 << 60) - 1)
@@ -82,14 +85,16 @@ for _place in range(64):
 
 
 @inlined
-def _key_of(block: np.uint64) -> np.uint64:
+def _key_of(block: np.uint64, state: Counts) -> np.uint64:
     """Spreads hashes evenly. An entry's home is proportional to its key.
 
-    A bijection, but that the two hashes whose keys would be the marks share another's. Prompts with these hashes can be
-    made in seconds; taken for empty places, they would upset the count of those until there are none, and `_seek` never
-    ends.
+    Clients can make prompts with thousands of hashes of their choice. Without the secret they could have all of them
+    in one place, where each look-up takes as many steps as there are.
+
+    A bijection, but that the two hashes whose keys would be the marks share another's: taken for empty places, they
+    would upset the count of those until there are none, and `_seek` never ends.
     """
-    return max(np.uint64((block ^ _SALT) * _SPREAD), _2)
+    return max(np.uint64((block ^ np.uint64(state[SECRET])) * _SPREAD), _2)
 
 
 @inlined
@@ -113,7 +118,7 @@ def _touch(entries: Words, hashes: Words, start: int, state: Counts) -> None:
     """Loads the cache lines of a group's entries, all at once."""
     read = _0
     for i in range(start, min(start + _GROUP, len(hashes))):
-        read ^= entries[_home_of(_key_of(hashes[i]), entries)]
+        read ^= entries[_home_of(_key_of(hashes[i], state), entries)]
     state[_SINK] = np.int64(read)
 
 
@@ -285,7 +290,7 @@ def store(
         if migrating:
             _touch(old, hashes, start, state)
         for i in range(start, min(start + _GROUP, len(hashes))):
-            key = _key_of(hashes[i])
+            key = _key_of(hashes[i], state)
             at = _seek(table, key)
             if table[at] == key:
                 created += _add(table, at, rows, dead, counts, state, slot)
@@ -331,7 +336,7 @@ def remove(table: Words, old: Words, rows: Rows, counts: Counts, state: Counts, 
         if migrating:
             _touch(old, hashes, start, state)
         for i in range(start, min(start + _GROUP, len(hashes))):
-            key = _key_of(hashes[i])
+            key = _key_of(hashes[i], state)
             at = _seek(table, key)
             if table[at] == key:
                 gone = _take(table, at, rows, counts, state, slot)
@@ -427,7 +432,7 @@ def _look_up(table: Words, old: Words, state: Counts, hashes: Words, start: int)
     stamp, migrating, found = _stamp(state), len(old) > 2, 0
     _touch(table, hashes, start, state)
     for i in range(start, min(start + _GROUP, len(hashes))):
-        key = _key_of(hashes[i])
+        key = _key_of(hashes[i], state)
         holders = _look(table, key, stamp)
         if migrating and holders == _NOBODY:
             holders = _look(old, key, stamp)
@@ -496,7 +501,7 @@ def mark(table: Words, old: Words, rows: Rows, state: Counts, hashes: Words, mas
     """Adds each block's holders to its row of `masks`."""
     stamp, migrating = _stamp(state), len(old) > 2
     for i in range(len(hashes)):
-        key = _key_of(hashes[i])
+        key = _key_of(hashes[i], state)
         holders = _look(table, key, stamp)
         if migrating and holders == _NOBODY:
             holders = _look(old, key, stamp)
@@ -550,6 +555,6 @@ def read_holders(entries: Words, rows: Rows, masks: Rows) -> None:
                 masks[place, word] = _bits(rows, entries[2 * place + 1], word)
 
 
-def blocks_in(entries: Words) -> Words:
+def blocks_in(entries: Words, secret: int) -> Words:
     """A sequence hash for each place in a table; where nothing is there, none that anyone asks for."""
-    return np.asarray((entries[::2] * _GATHER) ^ _SALT)
+    return np.asarray((entries[::2] * _GATHER) ^ np.uint64(secret))

@@ -12,6 +12,7 @@ from indexer.assumed import AssumedPrefixes, Dropped
 from indexer.cursor import Apply, Clear, Cursor, Instruction, View
 from indexer.events import Cleared, EventBatch, LoadReport, Removed, ReplayRequest, Stored, unpack_hashes
 from indexer.hashing import HASH_VERSION, SequenceHashes, Tokens, chain_hashes, pack_tokens, root_hash
+from indexer.kernels import NO_SECRET
 from indexer.matches import Matches, MostOfMatches, SumOfMatches
 from indexer.observer import Cause, Observer
 from indexer.predicted import PredictedPrefixes
@@ -52,23 +53,30 @@ class KVIndexer:
     """Only watched ranks are indexed; batches of others are counted and dropped."""
 
     def __init__(
-        self, assumed_ttl: float = 120.0, max_bytes: int | None = None, observer: Observer | None = None
+        self,
+        assumed_ttl: float = 120.0,
+        max_bytes: int | None = None,
+        observer: Observer | None = None,
+        secret: int = NO_SECRET,
     ) -> None:
         """`assumed_ttl`: seconds for which a worker without events, whose cache's size is unknown, is assumed to hold
         a prompt that it was sent.
 
         `max_bytes`: for both indexes and the assumptions together; `indexer.packed` says what is dropped first.
+        `secret`: see `PrefixIndex`; with the same one, and the same events, everything is the same again.
         """
         guessed = None if max_bytes is None else max_bytes // _GUESSED_SHARE
         # What events tell, and of ranks without events, what is assumed (`_assumed` remembers which, and when).
-        self.index, self._assumed = _with_room(assumed_ttl, None if max_bytes is None else max_bytes - (guessed or 0))
+        self.index, self._assumed = _with_room(
+            assumed_ttl, None if max_bytes is None else max_bytes - (guessed or 0), secret
+        )
         # A second index of assumptions alone (`_guessed` remembers when), which must not mix with what events tell:
         # prompts whose hashes are those of stand-ins, and what `_lacking` ranks were sent.
-        self._guesses, self._guessed = _with_room(assumed_ttl, guessed)
+        self._guesses, self._guessed = _with_room(assumed_ttl, guessed, secret)
         self.counts: Counter[str] = Counter()
         """Batches by fate, one of `FATES`."""
         self.removals = Removals()
-        self._predicted = PredictedPrefixes()
+        self._predicted = PredictedPrefixes(secret=secret)
         self._lacking: set[WorkerRank] = set()
         """Ranks of which events are missing or cannot be used, and which were sent prompts meanwhile: those prompts are
         assumed to be there, in `_guesses`."""
@@ -335,11 +343,11 @@ class KVIndexer:
             self._guessed.retract(rank, hashes)
 
 
-def _with_room(assumed_ttl: float, max_bytes: int | None) -> tuple[PrefixIndex, AssumedPrefixes]:
+def _with_room(assumed_ttl: float, max_bytes: int | None, secret: int) -> tuple[PrefixIndex, AssumedPrefixes]:
     """An index and the assumptions that it holds, both within `max_bytes`."""
     assumed = None if max_bytes is None else max_bytes // _ASSUMED_SHARE
-    index = PrefixIndex(None if max_bytes is None else max_bytes - (assumed or 0))
-    return index, AssumedPrefixes(index, assumed_ttl, assumed)
+    index = PrefixIndex(None if max_bytes is None else max_bytes - (assumed or 0), secret)
+    return index, AssumedPrefixes(index, assumed_ttl, assumed, secret)
 
 
 def _together(found: list[Matches]) -> Matches:

@@ -17,7 +17,8 @@ from indexer.jit import loop
 
 Owners: TypeAlias = npt.NDArray[np.int64]
 Nodes: TypeAlias = npt.NDArray[np.int64]
-"""A row for each life, order (its head and tail) or free entry; row 0 is the order that is always there."""
+"""A row for each life, order (its head and tail) or free entry; row 0 is the order that is always there, and
+has the secret as its block."""
 Places: TypeAlias = npt.NDArray[np.int32]
 """The hash table: the row found at each place; 0: none."""
 State: TypeAlias = npt.NDArray[np.int64]
@@ -40,8 +41,10 @@ _COUNT, _FREE, _SINK = range(3)
 class Lives:
     """Owners are small integers; times are integers in any unit. There is an order 0; others are made."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: int = 0) -> None:
+        """`secret`: see `indexer.prefix_index.PrefixIndex`."""
         self._nodes = np.zeros((_SMALLEST, 5), np.int64)
+        self._nodes[0, _BLOCK] = secret
         self._places = np.zeros(_PLACES * _SMALLEST, np.int32)
         self._state = np.zeros(3, np.int64)
         self._orders = {0}
@@ -157,15 +160,15 @@ def _open(nodes: Nodes, state: State) -> int:
 
 
 @loop
-def _home(places: Places, owner: int, block: int) -> int:
-    key = (np.uint64(block) ^ (np.uint64(owner) * _SALT)) * _MIX
+def _home(nodes: Nodes, places: Places, owner: int, block: int) -> int:
+    key = (np.uint64(block) ^ np.uint64(nodes[0, _BLOCK]) ^ (np.uint64(owner) * _SALT)) * _MIX
     return int(np.int64(key >> _32)) & (len(places) - 1)
 
 
 @loop
 def _place(nodes: Nodes, places: Places, owner: int, block: int) -> int:
     """Where the life is found, or the empty place where it belongs."""
-    at = _home(places, owner, block)
+    at = _home(nodes, places, owner, block)
     while places[at] and (nodes[places[at], _BLOCK] != block or nodes[places[at], _OWNER] != owner):
         at = (at + 1) & (len(places) - 1)
     return at
@@ -178,7 +181,7 @@ def _close_up(nodes: Nodes, places: Places, hole: int) -> None:
     at = (hole + 1) & mask
     while places[at]:
         node = places[at]
-        if (at - _home(places, nodes[node, _OWNER], nodes[node, _BLOCK])) & mask >= (at - hole) & mask:
+        if (at - _home(nodes, places, nodes[node, _OWNER], nodes[node, _BLOCK])) & mask >= (at - hole) & mask:
             places[hole] = node
             hole = at
         at = (at + 1) & mask
@@ -215,7 +218,7 @@ def _touch(nodes: Nodes, places: Places, state: State, owner: int, blocks: Seque
     """Touches all rows first, so that their cache misses overlap: big tables are in no cache."""
     read = 0
     for block in blocks:
-        read ^= nodes[places[_home(places, owner, int(np.int64(block)))], _BLOCK]
+        read ^= nodes[places[_home(nodes, places, owner, int(np.int64(block)))], _BLOCK]
     state[_SINK] = read  # so that the reads are not optimised away
 
 

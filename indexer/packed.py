@@ -37,8 +37,10 @@ from indexer.kernels import (
     LIVE,
     MAX_AGE,
     NEXT_ROW,
+    NO_SECRET,
     REFUSED,
     ROOM,
+    SECRET,
     STATES,
     Depths,
     Rows,
@@ -96,8 +98,8 @@ _NONE_DEAD = np.zeros(0, np.uint64)
 class PackedTable:
     """The blocks of one tier. Slots are small numbers, given out by whoever owns the table."""
 
-    def __init__(self, limit: Callable[[], int] | None = None) -> None:
-        """`limit`: bytes that `reserved` may come to by now."""
+    def __init__(self, limit: Callable[[], int] | None = None, secret: int = NO_SECRET) -> None:
+        """`limit`: bytes that `reserved` may come to by now. `secret`: see `PrefixIndex`."""
         self._limit = limit
         self._table = _entries(_SMALLEST)
         self._old = self._next = _NO_ENTRIES
@@ -113,6 +115,7 @@ class PackedTable:
         self._state = np.zeros(STATES, np.int64)
         self._figures: memoryview[int] = self._state.data  # single numbers are read and written there in half the time
         self._figures[ROOM] = int(_FULLEST * _SMALLEST)
+        self._figures[SECRET] = secret
         self._spare = 0
         """Places that must be free; else the next migration begins."""
         self._kept = ALL_AGES
@@ -220,7 +223,7 @@ class PackedTable:
             masks = np.zeros((len(entries) // 2, self.words), np.uint64)
             kernels.read_holders(entries, self._rows, masks)
             held = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
-            blocks = blocks_in(entries)
+            blocks = blocks_in(entries, self._figures[SECRET])
             for slot in np.flatnonzero(held.any(axis=0)):
                 yield int(slot), blocks[held[:, slot] != 0].tolist()
 

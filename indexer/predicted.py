@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from indexer.hashing import SequenceHashes
+from indexer.kernels import NO_SECRET
 from indexer.matches import Matches
 from indexer.prefix_index import PrefixIndex
 from indexer.types import SequenceHash, Tier, WorkerRank
@@ -21,9 +22,11 @@ LIFE: Final = 5.0
 class PredictedPrefixes:
     """`now`: seconds on a steady clock."""
 
-    def __init__(self, life: float = LIFE) -> None:
+    def __init__(self, life: float = LIFE, secret: int = NO_SECRET) -> None:
+        """`secret`: see `PrefixIndex`."""
         self._life = life
-        self._younger, self._older = PrefixIndex(), PrefixIndex()
+        self._secret = secret
+        self._younger, self._older = self._empty(), self._empty()
         self._began = 0.0
         self._used = [False, False]
         """Whether the younger and the older index hold anything."""
@@ -58,8 +61,8 @@ class PredictedPrefixes:
         if now - self._began < self._life:
             return
         kept = now - self._began < 2 * self._life
-        self._older = self._younger if kept and self._used[0] else PrefixIndex()
-        self._younger = PrefixIndex()
+        self._older = self._younger if kept and self._used[0] else self._empty()
+        self._younger = self._empty()
         self._used = [False, kept and self._used[0]]
         self._began = self._began + self._life if kept else now  # not `now`: what is kept would live longer
 
@@ -67,6 +70,9 @@ class PredictedPrefixes:
         """The matches of each generation that has any."""
         found = [index.find_on_gpu(hashes) for index in self._in_use()]
         return [matches for matches in found if matches is not None]
+
+    def _empty(self) -> PrefixIndex:
+        return PrefixIndex(secret=self._secret)
 
     def _in_use(self) -> list[PrefixIndex]:
         found = [self._younger] if self._used[0] else []

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from indexer.hashing import SequenceHashes, chain_hashes, pack_tokens
-from indexer.kernels import MAX_SLOTS, SLOT_ROWS, Depths, Rows, go_back, walk_masks
+from indexer.kernels import MAX_SLOTS, NO_SECRET, SLOT_ROWS, Depths, Rows, go_back, walk_masks
 from indexer.matches import Matches, Positions, SlotMatches
 from indexer.packed import PackedTable
 from indexer.types import RankSet, SequenceHash, Tier, WorkerRank
@@ -33,12 +33,14 @@ _MOST_WINDOWS: Final = 8
 class PrefixIndex:
     """A set of (rank, tier, sequence hash): storing twice, or removing what is not there, changes nothing."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, secret: int = NO_SECRET) -> None:
         """`max_bytes`: for everything that grows with the content. ValueError if it is less than an empty index
-        needs."""
+        needs. `secret`: from 0 to 2^63 − 1, on which it depends where a block is found; who knows it can make look-ups
+        slow."""
         if max_bytes is not None and max_bytes < LEAST_BYTES:
             raise ValueError(f"at least {LEAST_BYTES} bytes are needed")
         self._max_bytes = max_bytes
+        self._secret = secret
         self._slots: dict[WorkerRank, int] = {}
         self._tables = self._empty_tables()
         """By tier; and by `-window`, what layers with that window hold in any."""
@@ -251,7 +253,8 @@ class PrefixIndex:
         return {int(tier): self._empty_table(tier) for tier in Tier}
 
     def _empty_table(self, part: int) -> PackedTable:
-        return PackedTable(None if self._max_bytes is None else partial(self._left_for, part))
+        limit = None if self._max_bytes is None else partial(self._left_for, part)
+        return PackedTable(limit, self._secret)
 
     def _add_table(self, window: int) -> bool:
         """False if there are too many windows, or no memory for another table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -97,7 +98,9 @@ class App:
         self._security = Security(settings, time.monotonic, self._metrics.deny)
         self._fleet = Fleet([])
         self._plane: EventPlane = self._security.make_plane()
-        self._indexer = KVIndexer(settings.approx_ttl, settings.index_max_memory, observer=self._metrics.lifecycle)
+        self._indexer = KVIndexer(
+            settings.approx_ttl, settings.index_max_memory, self._metrics.lifecycle, secret=secrets.randbits(63)
+        )
         shared = share(member) if member else None
         self._book = LoadBook(shared.load if shared else None)
         self._scheduler = Scheduler(

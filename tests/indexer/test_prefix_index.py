@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.kernels import blocks_in
+from indexer.kernels import NO_SECRET, blocks_in
 from indexer.matches import Overlap
 from indexer.prefix_index import PrefixIndex
 from indexer.types import Tier, WorkerRank
@@ -175,7 +175,7 @@ def test_what_only_ranks_held_that_were_cleared_is_as_good_as_new(many: int) -> 
 @pytest.mark.parametrize("mark", [0, 1])
 def test_no_block_is_taken_for_an_empty_place(mark: int) -> None:
     """A client can choose tokens whose block has the hash that would be such a mark in the table."""
-    block = int(blocks_in(np.array([mark, 0], np.uint64))[0])
+    block = int(blocks_in(np.array([mark, 0], np.uint64), NO_SECRET)[0])
     index, rank = PrefixIndex(), RANKS[0]
     for _ in range(300):  # more often than an empty table has places
         index.store(rank, Tier.GPU, [block])
@@ -187,6 +187,20 @@ def test_no_block_is_taken_for_an_empty_place(mark: int) -> None:
     index.store(rank, Tier.GPU, range(1000))
     assert index.find_matches([block]) == {rank: Overlap(1, 1)}
     assert (index.entries(), len(index._tables[Tier.GPU])) == (1001, 1001)
+
+
+@pytest.mark.parametrize(("secret", "crowded"), [(NO_SECRET, True), (0x1F3D5B79A2C4E608, False)])
+def test_nobody_can_crowd_blocks_in_one_place_without_the_secret(secret: int, crowded: bool) -> None:
+    """A client can choose tokens so that thousands of blocks have hashes that belong into one place."""
+    keys = (np.uint64(77) << np.uint64(55)) + np.arange(8000, dtype=np.uint64) * np.uint64((1 << 55) // 8000)
+    index = PrefixIndex(secret=secret)
+    index.store(RANKS[0], Tier.GPU, blocks_in(np.repeat(keys, 2), NO_SECRET))
+    entries = index._tables[Tier.GPU]._table
+    places = np.flatnonzero(entries[::2] > 1)
+    homes = [(int(key) >> 32) * (len(entries) // 2) >> 32 for key in entries[::2][places]]
+    steps = (places - np.array(homes)) % (len(entries) // 2)
+    assert (steps.max() > 1000) == crowded
+    assert (steps.max() < 100) != crowded
 
 
 def test_a_slot_that_serves_another_is_no_longer_bound_by_windows() -> None:
