@@ -17,30 +17,34 @@ Table: TypeAlias = npt.NDArray[np.uint64]
 """A row per place: the key, the copies in each tier, and in the table of names also the sequence hash."""
 
 Size: TypeAlias = npt.NDArray[np.int64]
-"""The number of names, where kernels can change it; and a scratch element."""
+"""The number of names, where kernels can change it; a scratch element; the secret."""
 
 BITS = 21
 """Bits of each tier's count of copies: up to two million copies of one block, where engines have a handful."""
+
+SECRET = 2
+"""Index into `Size`. Without it clients could have thousands of blocks in one place (`indexer.kernels._key_of`)."""
 
 # Columns of a table.
 KEY, COPIES, HASH = 0, 1, 2
 
 OF_TIER = np.uint64((1 << BITS) - 1)
-SALT = np.uint64(0x9E3779B97F4A7C15)  # turns names into keys, so that no likely name looks like an empty place
 _EMPTY = np.uint64(0)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _1, _32 = np.uint64(1), np.uint64(32)
 
 
 @loop
-def _key(name: np.uint64) -> np.uint64:
-    key = name ^ SALT
+def _key(name: np.uint64, size: Size) -> np.uint64:
+    """Of a name or a sequence hash. Two names share a key where one would look like an empty place."""
+    key = name ^ np.uint64(size[SECRET])
     return key if key != _EMPTY else _1
 
 
 @loop
 def _home(key: np.uint64, mask: int) -> int:
-    return int(np.int64((key * _MIX) >> _32)) & mask
+    """By the highest bits of the product, as only these depend on all bits of the key, and so of the secret."""
+    return int(np.int64((((key * _MIX) >> _32) * np.uint64(mask + 1)) >> _32))
 
 
 @loop
@@ -78,17 +82,17 @@ def _drop_copy(table: Table, at: int, one: np.uint64) -> bool:
 
 
 @loop
-def look_up(table: Table, name: np.uint64) -> tuple[bool, np.uint64]:
-    at = _place(table, _key(name))
+def look_up(table: Table, size: Size, name: np.uint64) -> tuple[bool, np.uint64]:
+    at = _place(table, _key(name, size))
     return table[at, KEY] != _EMPTY, table[at, HASH]
 
 
 @loop
-def find(table: Table, names: Words, hashes: Words) -> int:
+def find(table: Table, size: Size, names: Words, hashes: Words) -> int:
     """How many of `names` are known. These are moved to its beginning, and their sequence hashes into `hashes`."""
     found = 0
     for i in range(len(names)):
-        at = _place(table, _key(names[i]))
+        at = _place(table, _key(names[i], size))
         if table[at, KEY] != _EMPTY:
             names[found], hashes[found] = names[i], table[at, HASH]
             found += 1
@@ -96,11 +100,11 @@ def find(table: Table, names: Words, hashes: Words) -> int:
 
 
 @loop
-def keep_held(held: Table, hashes: Words) -> int:
+def keep_held(held: Table, size: Size, hashes: Words) -> int:
     """How many of `hashes` are held. These are moved to its beginning."""
     kept = 0
     for i in range(len(hashes)):
-        key = _key(hashes[i])
+        key = _key(hashes[i], size)
         if held[_place(held, key), KEY] == key:
             hashes[kept] = hashes[i]
             kept += 1
@@ -113,7 +117,7 @@ def _touch(table: Table, names: Words, size: Size) -> None:
     mask = len(table) - 1
     seen = _EMPTY
     for name in names:
-        seen ^= table[_home(_key(name), mask), KEY]
+        seen ^= table[_home(_key(name, size), mask), KEY]
     size[1] = np.int64(seen)  # so that the reads are not optimised away
 
 
@@ -125,7 +129,7 @@ def store(table: Table, held: Table, size: Size, tier: int, names: Words, hashes
     _touch(held, hashes, size)
     new = 0
     for i in range(len(names)):
-        key = _key(names[i])
+        key = _key(names[i], size)
         at = _place(table, key)
         if once and (table[at, COPIES] >> shift) & OF_TIER:
             continue
@@ -135,7 +139,7 @@ def store(table: Table, held: Table, size: Size, tier: int, names: Words, hashes
             size[0] += 1
         table[at, COPIES] += _1 << shift
         sequence_hash = table[at, HASH]
-        key = _key(sequence_hash)
+        key = _key(sequence_hash, size)
         at = _place(held, key)
         held[at, KEY] = key
         if not (held[at, COPIES] >> shift) & OF_TIER:
@@ -151,16 +155,16 @@ def remove(table: Table, held: Table, size: Size, tier: int, names: Words, gone:
     shift = np.uint64(BITS * tier)
     _touch(table, names, size)
     for i in range(len(names)):
-        gone[i] = table[_place(table, _key(names[i])), HASH]
+        gone[i] = table[_place(table, _key(names[i], size)), HASH]
     _touch(held, gone, size)
     count = 0
     for i in range(len(names)):
-        at = _place(table, _key(names[i]))
+        at = _place(table, _key(names[i], size))
         if not (table[at, COPIES] >> shift) & OF_TIER:
             continue
         sequence_hash = table[at, HASH]
         size[0] -= _drop_copy(table, at, _1 << shift)
-        at = _place(held, _key(sequence_hash))
+        at = _place(held, _key(sequence_hash, size))
         if (held[at, COPIES] >> shift) & OF_TIER == _1:
             gone[count] = sequence_hash
             count += 1

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import xxhash
 
 from indexer import handle_kernels as kernels
-from indexer.handle_kernels import BITS, COPIES, KEY, OF_TIER, SALT, Table
+from indexer.handle_kernels import BITS, COPIES, KEY, OF_TIER, Table
 from indexer.hashing import SequenceHashes, Tokens, chain_hashes, pack_tokens
+from indexer.kernels import NO_SECRET
 from indexer.types import EngineHash, SequenceHash, Tier
 
 BlockNames: TypeAlias = npt.NDArray[np.uint64]
@@ -58,8 +59,10 @@ def block_names(engine_hashes: Sequence[EngineHash] | BlockNames) -> BlockNames:
 class BlockHandles:
     """Not thread-safe. Every method succeeds or changes nothing."""
 
-    def __init__(self, expected: int = 0) -> None:
-        """`expected`: blocks that may be held. Up to so many, nothing is ever moved: that takes 0.1 s for 300,000."""
+    def __init__(self, expected: int = 0, secret: int = NO_SECRET) -> None:
+        """`expected`: blocks that may be held. Up to so many, nothing is ever moved: that takes 0.1 s for 300,000.
+        `secret`: see `indexer.prefix_index.PrefixIndex`."""
+        self._secret = secret
         self._least = _SMALLEST
         while min(expected, MOST_EXPECTED) >= _FULLEST * self._least:
             self._least *= 2
@@ -111,7 +114,7 @@ class BlockHandles:
         is not a hash."""
         names = block_names(engine_hashes).copy()
         hashes = np.empty(len(names), np.uint64)
-        known = kernels.find(self._names, names, hashes)
+        known = kernels.find(self._names, self._size, names, hashes)
         return names[:known], hashes[:known]
 
     def adopt(self, tier: Tier, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:
@@ -124,14 +127,14 @@ class BlockHandles:
     def holding(self, hashes: SequenceHashes) -> SequenceHashes:
         """Those of `hashes` that are held in any tier."""
         kept = hashes.copy()
-        count = kernels.keep_held(self._held, kept)
+        count = kernels.keep_held(self._held, self._size, kept)
         return kept[:count]
 
     def clear(self) -> None:
         # Pages of zeros take no memory until they are written to.
         self._names = np.zeros((self._least, 3), np.uint64)
         self._held = np.zeros((self._least, 2), np.uint64)
-        self._size = np.zeros(2, np.int64)
+        self._size = np.array([0, 0, self._secret], np.int64)
 
     def held(self) -> dict[Tier, SequenceHashes]:
         """Everything held, by tier, in no particular order: the content of a snapshot."""
@@ -139,11 +142,11 @@ class BlockHandles:
         for tier in Tier:
             keys = self._held[(self._held[:, COPIES] >> np.uint64(BITS * tier)) & OF_TIER > 0, KEY]
             if len(keys):
-                found[tier] = keys ^ SALT
+                found[tier] = keys ^ np.uint64(self._secret)
         return found
 
     def _sequence_hash(self, parent: EngineHash) -> SequenceHash:
-        found, sequence_hash = kernels.look_up(self._names, np.uint64(block_name(parent)))
+        found, sequence_hash = kernels.look_up(self._names, self._size, np.uint64(block_name(parent)))
         if not found:
             raise UnknownParent
         return int(sequence_hash)

@@ -162,7 +162,7 @@ def _open(nodes: Nodes, state: State) -> int:
 @loop
 def _home(nodes: Nodes, places: Places, owner: int, block: int) -> int:
     key = (np.uint64(block) ^ np.uint64(nodes[0, _BLOCK]) ^ (np.uint64(owner) * _SALT)) * _MIX
-    return int(np.int64(key >> _32)) & (len(places) - 1)
+    return int(np.int64(((key >> _32) * np.uint64(len(places))) >> _32))  # by what depends on all bits of the secret
 
 
 @loop

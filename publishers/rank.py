@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 
 import msgspec
@@ -58,7 +59,7 @@ class RankPublisher:
         block_size: int | None = None,
         blocks: int | None = None,
     ) -> None:
-        self.relay = RankRelay(rank, epochs.next(), block_size=block_size, blocks=blocks)
+        self.relay = RankRelay(rank, epochs.next(), block_size=block_size, blocks=blocks, secret=secrets.randbits(63))
         self._plane = plane
         self._epochs = epochs
         self._events_subject = events_subject(namespace, rank)

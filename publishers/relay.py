@@ -24,6 +24,7 @@ from engines.events import (
 from indexer.events import Cleared, Event, EventBatch, Removed, ReplayRequest, Stored, pack_hashes
 from indexer.handles import BlockHandles, UnknownParent
 from indexer.hashing import SequenceHashes, root_hash
+from indexer.kernels import NO_SECRET
 from indexer.types import Tier, WorkerRank
 from publishers.counts import RelayCounts
 from publishers.windows import WindowBlocks
@@ -55,14 +56,16 @@ class RankRelay:
         ring_size: int = RING_SIZE,
         block_size: int | None = None,
         blocks: int | None = None,
+        secret: int = NO_SECRET,
     ) -> None:
+        """`secret`: see `BlockHandles`."""
         self.rank = rank
         self.epoch = epoch
         self.event_id = -1
         self.exact = True
         self.counts = RelayCounts()
         self._block_size = block_size
-        self._handles = BlockHandles(blocks or 0)
+        self._handles = BlockHandles(blocks or 0, secret)
         self._windows = WindowBlocks()
         self._size = 0
         """Tokens in a block: the most in any that was stored, as what ends within a block has fewer."""

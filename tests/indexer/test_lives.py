@@ -83,3 +83,17 @@ def test_it_takes_no_more_memory_than_it_says() -> None:
         lives.take(20_000)
         lives.renew(1, np.arange(20_000, dtype=np.uint64), 0)
         assert lives.nbytes == full
+
+
+@pytest.mark.parametrize(("secret", "crowded"), [(0, True), (0x1F3D5B79A2C4E608, False)])
+def test_nobody_can_crowd_blocks_in_one_place_without_the_secret(secret: int, crowded: bool) -> None:
+    mix, all_bits = 0xD6E8FEB86659FD93, (1 << 64) - 1
+    products = range(77 << 55, 78 << 55, (1 << 55) // 2000)
+    lives = Lives(secret)
+    lives.renew(0, np.array([product * pow(mix, -1, 1 << 64) & all_bits for product in products], np.uint64), 1)
+    places = np.flatnonzero(lives._places)
+    keys = [int(lives._nodes[node, 0]) & all_bits ^ secret for node in lives._places[places]]
+    homes = [(key * mix & all_bits) * len(lives._places) >> 64 for key in keys]
+    steps = (places - np.array(homes)) % len(lives._places)
+    assert (steps.max() > 1000) == crowded
+    assert (steps.max() < 100) != crowded

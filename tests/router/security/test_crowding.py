@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from indexer.kernels import NO_SECRET
+from indexer.types import WorkerRank
+from publishers.local_plane import LocalPlane
+from publishers.rank import Epochs, RankPublisher
 from router.app import App
 from router.settings import Settings
 
@@ -17,3 +20,9 @@ async def test_each_router_has_a_secret_of_its_own_for_all_that_it_keeps_of_prom
         assert len(secrets) == 1
         found += secrets
     assert len({*found, NO_SECRET}) == 3
+
+
+def test_so_has_each_publisher_of_a_rank() -> None:
+    ranks = [RankPublisher(WorkerRank("w", 0), LocalPlane(), "ns", Epochs(lambda: 1)) for _ in range(2)]
+    secrets = [rank.relay._handles._secret for rank in ranks]
+    assert len({*secrets, NO_SECRET}) == 3
