@@ -126,7 +126,9 @@ def _refuse_of_other_studies(parser: argparse.ArgumentParser, given: argparse.Na
 
 
 def _refuse_idle(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """Flags of what is not there."""
+    """Flags of what is not there, or is said by another."""
+    if given.sweep:
+        _refuse(parser, given, ("rate",), "--sweep has rates of its own")
     if not given.prefill:
         _refuse(parser, given, _OF_PARTS, "without --prefill no request is served in two parts")
     if not given.store_tokens:

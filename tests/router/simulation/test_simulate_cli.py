@@ -303,6 +303,7 @@ def test_no_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--knee tries rates and policies of its own, and refuses nothing; leave out --policies, --sweep",
         ),
         ("--knee --rate 2 --baseline kv", "leave out --baseline, --rate"),
+        ("--sweep 1,2 --rate 3", "--sweep has rates of its own; leave out --rate"),
         ("--knee --goal-ttft 1", "--knee tells no goodput; leave out --goal-ttft"),
         ("--kv-bytes-per-token 9", "--store-tokens or --host-tokens no KV is moved; leave out --kv-bytes-per-token"),
         ("--knee --ttft-slo 1 --slo-action queue", "and refuses nothing; leave out --slo-action, --ttft-slo"),
