@@ -45,7 +45,7 @@ async def hot(master: Master, router: Peer) -> HotFound:
 async def _page(router: Peer) -> HotPage:
     status, body = await router.ask("GET", PATH)
     if status == 404:
-        raise Away(f"The router at {router.url} counts no prefixes: it was started without --store.")
+        raise Away(f"{router.url} counts no prefixes: a router without --store is there, or none.")
     if status in {401, 403}:
         raise Away(f"The router at {router.url} tells this to admins only: give an admin's key by --key-file.")
     if status != 200:

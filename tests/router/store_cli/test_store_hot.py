@@ -66,6 +66,9 @@ async def test_a_router_without_a_store_or_none(run: Run, master: Master, worker
     async with running(worker, router_mode="kv") as router:
         ended = await run("hot", "--store", master.url, "--router", router.url)
         assert (ended.status, "without --store" in ended.err) == (1, True)
+    async with http_engine.running(HttpEngine({})) as engine:
+        ended = await run("hot", "--store", master.url, "--router", engine.url)
+    assert (ended.status, "a router without --store is there, or none" in ended.err) == (1, True)
     ended = await run("hot", "--store", master.url, "--router", "http://127.0.0.1:1")
     assert (ended.status, "The router does not answer" in ended.err) == (1, True)
 
