@@ -192,10 +192,11 @@ def _series(report: Report) -> str:
 
 
 def _legend(compared: Comparison) -> str:
-    ratio = f"{compared.times} In brackets: the ratio to {compared.baseline}."
+    ratio = f" In brackets: the ratio to {compared.baseline}." if compared.relates else ""
+    told = f"{compared.times}{ratio}"
     if len(compared.seeds) == 1:
-        return ratio
-    return f"{ratio} Means over {len(compared.seeds)} seeds; ± and – are 95 % confidence intervals between seeds."
+        return told
+    return f"{told} Means over {len(compared.seeds)} seeds; ± and – are 95 % confidence intervals between seeds."
 
 
 def _cell(compared: Comparison, figure: Figure, policy: str, rate: float) -> str:

@@ -112,8 +112,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _explain(comparison: Comparison) -> str:
-    several = len(comparison.policies) > 1
-    ratio = f"Behind a number stands its ratio to {comparison.baseline}. " if several else ""
+    ratio = f"Behind a number stands its ratio to {comparison.baseline}. " if comparison.relates else ""
     seeds = len(comparison.seeds)
     if comparison.intervals:
         return ratio + comparison.intervals

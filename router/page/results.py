@@ -71,6 +71,11 @@ class Comparison(NamedTuple):
         return list(dict.fromkeys(result.policy for result in self.results))
 
     @property
+    def relates(self) -> bool:
+        """Whether there is any ratio: a run that ended early may lack the baseline, or all others."""
+        return len(self.policies) > 1 and self.baseline in self.policies
+
+    @property
     def rates(self) -> list[float]:
         return sorted({result.rate for result in self.results})
 

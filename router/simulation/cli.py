@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any, TypeAlias
@@ -137,7 +137,7 @@ def _compare(plan: Plan, runs: Runner, console: Console, results: list[Result]) 
             _compare_at(rate, plan, figures, console, results)
     finally:
         if results:
-            console.print(_legend(plan))
+            console.print(_legend(plan, {result.policy for result in results}))
 
 
 def _compare_at(rate: float, plan: Plan, figures: Iterator[Figures], console: Console, results: list[Result]) -> None:
@@ -176,11 +176,13 @@ def _requests(figures: Sequence[Figures]) -> str:
     return f"{counts[0]} requests" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} requests"
 
 
-def _legend(plan: Plan) -> str:
+def _legend(plan: Plan, policies: Collection[str]) -> str:
+    """`policies`: those of the table, which may lack the baseline."""
     goal, seeds = plan.goal, len(plan.seeds)
+    ratio = f"In brackets: the ratio to {plan.baseline}." if len(policies) > 1 and plan.baseline in policies else ""
     certainty = f" ± is half of the 95 % interval over {seeds} seeds." if seeds > 1 else ""
     good = f"Goodput: TTFT within {goal.ttft:g} s and {goal.tpot * 1000:g} ms per token."
-    return f"In brackets: the ratio to {plan.baseline}.{certainty} {good}"
+    return f"{ratio}{certainty} {good}".strip()
 
 
 def _suite(plan: Plan, runs: Runner, console: Console, lines: list[Line]) -> None:

@@ -15,6 +15,7 @@ from router.ab.plan import Plan
 from router.ab.progress import progress
 from router.ab.report import ModeReport, Report, comparison, show, warnings
 from router.ab.statistics import Record, summarise
+from router.page.html import page
 
 IDLE = Cost(wall=60.0, generator_cpu=5.0, children_cpu=40.0, machine_cpu=50.0, cores=2, chunks=1000)
 
@@ -110,6 +111,16 @@ def test_the_table_says_units_ratios_and_warnings() -> None:
     assert "4.000 " in text
     assert "wall time × 4" in text
     assert "warning kv: beware [of] brackets" in text
+
+
+def test_without_the_baseline_or_another_mode_no_ratio_is_told_of() -> None:
+    whole = report(kv=made(1.0), other=made(2.0), random=made(4.0))
+    for kept in (("kv", "other"), ("random",)):
+        partial = msgspec.structs.replace(whole, modes=tuple(mode for mode in whole.modes if mode.mode in kept))
+        stream = io.StringIO()
+        show(partial, Console(file=stream, width=120))
+        assert ("wall time × 4" in stream.getvalue(), "its ratio" in page(comparison(partial))) == (True, False)
+        assert "the ratio" not in stream.getvalue()
 
 
 def test_seconds_of_real_engines_are_not_called_simulated() -> None:
