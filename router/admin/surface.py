@@ -14,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import UNSET
 
 from publishers.logs import get_level, log_event, set_level
+from publishers.reasons import reason_of
 from router.admin.access import Authorize, Refusal, refuse_foreign_host
 from router.admin.openapi import document
 from router.admin.shapes import (
@@ -101,9 +102,7 @@ class AdminSurface:
         try:
             await web.TCPSite(self._runner, address.host, address.port, ssl_context=tls).start()
         except OSError as error:
-            raise CannotAdminister(
-                f"--admin-listen {address.host}:{address.port}: {error.strerror or error}"
-            ) from error
+            raise CannotAdminister(f"--admin-listen {address.host}:{address.port}: {reason_of(error)}") from error
         self.port = self._runner.addresses[0][1]
         log_event(logger, logging.INFO, "Administration", host=address.host, port=self.port)
 
