@@ -135,6 +135,15 @@ class Pool:
                 del self._idle[oldest]
                 oldest.abort()
 
+    def close_expired(self) -> None:
+        """To be called now and then: once requests stop coming, nothing else closes what is idle after a rush."""
+        now = self._clock()
+        for connection, since in list(self._idle.items()):
+            if now - since < IDLE_LIFE:
+                return
+            del self._idle[connection]
+            connection.abort()
+
     def _discard(self, connection: WorkerConnection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)

@@ -88,6 +88,7 @@ class WorkerWatch:
             await asyncio.sleep(until_turn(self._worker.id, self._interval, asyncio.get_running_loop().time()))
 
     async def _round(self) -> None:
+        self._worker.pool.close_expired()
         trouble = await self._check()
         if trouble is None:
             await self._ask_bootstrap()

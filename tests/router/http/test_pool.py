@@ -60,6 +60,21 @@ def test_what_is_not_taken_again_after_a_rush_is_closed() -> None:
     assert [transport.aborted for transport in transports] == [True, True, False]
 
 
+def test_what_is_idle_for_too_long_is_closed_though_no_request_comes() -> None:
+    now = 0.0
+    pool = Pool("http://127.0.0.1:9", 60.0, clock=lambda: now)
+    transports = [FakeTransport() for _ in range(3)]
+    for number, transport in enumerate(transports):
+        now = float(number)
+        connection = WorkerConnection(KnownHeads(), pool._give_back, pool._discard)
+        connection.connection_made(transport)
+        answer_over(connection)
+    now = IDLE_LIFE + 1.0
+    pool.close_expired()
+    assert [transport.aborted for transport in transports] == [True, True, False]
+    assert pool.take_idle() is connection
+
+
 class Wanting:
     def __init__(self, pool: Pool) -> None:
         self.told: list[WorkerConnection | NoConnection] = []

@@ -22,7 +22,8 @@ from engines import problems
 from engines.vllm import sleep
 from publishers.reasons import reason_of
 from publishers.turns import EARLY
-from router.http.pool import Pool
+from router.http.pool import IDLE_LIFE, Pool
+from router.http.upstream import KnownHeads, WorkerConnection
 from router.scheduling.places import NoPlace
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
@@ -31,6 +32,8 @@ from router.workers.worker import Worker
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
 from tests.fakes.waiting import until
+from tests.router.http.test_front import FakeTransport
+from tests.router.http.test_pool import answer_over
 
 INTERVAL = 0.005
 
@@ -195,6 +198,18 @@ async def test_a_certificate_that_is_not_trusted_says_so(tmp_path: Path) -> None
         await watched.watch.first_check.wait()
         reason = "its certificate is not trusted (unable to get local issuer certificate); see --worker-ca"
         assert watched.trouble == f"cannot be reached: {reason}"
+
+
+async def test_connections_that_a_rush_left_are_closed_at_a_check() -> None:
+    now, transport = 0.0, FakeTransport()
+    async with running(HttpEngine({})) as engine, watching(engine.url) as watched:
+        watched.worker.pool = pool = Pool(engine.url, 1.0, clock=lambda: now)
+        connection = WorkerConnection(KnownHeads(), pool._give_back, pool._discard)
+        connection.connection_made(transport)
+        answer_over(connection)
+        now = IDLE_LIFE
+        await watched.watch.first_check.wait()
+    assert transport.aborted
 
 
 async def test_a_worker_that_stops_is_down(caplog: pytest.LogCaptureFixture) -> None:
