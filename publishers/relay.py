@@ -65,8 +65,9 @@ class RankRelay:
         self.exact = True
         self.counts = RelayCounts()
         self._block_size = block_size
+        self._secret = secret
         self._handles = BlockHandles(blocks or 0, secret)
-        self._windows = WindowBlocks()
+        self._windows = WindowBlocks(secret)
         self._size = 0
         """Tokens in a block: the most in any that was stored, as what ends within a block has fewer."""
         self._ring: deque[EventBatch] = deque(maxlen=ring_size)
@@ -97,7 +98,7 @@ class RankRelay:
         self.exact = True
         self.counts.epochs += 1
         self._handles.clear()
-        self._windows = WindowBlocks()
+        self._windows = WindowBlocks(self._secret)
         self._size = 0
         self._ring.clear()
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from indexer.handles import BlockHandles, BlockNames
 from indexer.hashing import SequenceHashes
+from indexer.kernels import NO_SECRET
 from indexer.types import EngineHash, Tier
 
 _NOTHING: SequenceHashes = np.zeros(0, np.uint64)
@@ -27,7 +28,9 @@ class _Group(NamedTuple):
 class WindowBlocks:
     """By window, in blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: int = NO_SECRET) -> None:
+        """`secret`: see `BlockHandles`."""
+        self._secret = secret
         self._groups: dict[int, _Group] = {}
 
     @property
@@ -52,7 +55,7 @@ class WindowBlocks:
         if group in self._groups:
             return _NOTHING
         lost = self.held(window)
-        self._groups[group] = _Group(window, BlockHandles())
+        self._groups[group] = _Group(window, BlockHandles(secret=self._secret))
         return lost
 
     def store(self, group: int, tier: Tier, names: BlockNames, hashes: SequenceHashes) -> SequenceHashes:

@@ -23,6 +23,11 @@ async def test_each_router_has_a_secret_of_its_own_for_all_that_it_keeps_of_prom
 
 
 def test_so_has_each_publisher_of_a_rank() -> None:
-    ranks = [RankPublisher(WorkerRank("w", 0), LocalPlane(), "ns", Epochs(lambda: 1)) for _ in range(2)]
-    secrets = [rank.relay._handles._secret for rank in ranks]
+    relays = [RankPublisher(WorkerRank("w", 0), LocalPlane(), "ns", Epochs(lambda: 1)).relay for _ in range(2)]
+    secrets = [relay._handles._secret for relay in relays]
     assert len({*secrets, NO_SECRET}) == 3
+    for relay, secret in zip(relays, secrets, strict=True):
+        for _ in range(2):
+            relay._windows.welcome(0, 4)
+            assert relay._windows._groups[0].blocks._secret == secret
+            relay.restart(relay.epoch + 1)
