@@ -224,7 +224,7 @@ class EnginePublisher:
             rank = WorkerRank(self.worker_id, number)
             decoder, size, blocks = DECODERS[description.kind], description.block_size, description.total_blocks
             publisher = EngineRank(rank, self._plane, self._namespace, self._epochs, decoder, size, blocks)
-            await publisher.start()
+            await publisher.start(self._follow_events)
             self.ranks[number] = publisher
             self._listen(number, sources.get(number) if self._follow_events else None)
         log_event(

@@ -73,8 +73,10 @@ class RankPublisher:
         self.caught_up = True
         """False: the engine may hold other blocks by now than the relay knows."""
 
-    async def start(self) -> None:
-        warm_up()  # takes no time when it has been done
+    async def start(self, events: bool = True) -> None:
+        """`events`: whether any will come."""
+        if events:
+            warm_up()  # takes no time when it has been done
         self._stop_serving = await self._plane.serve(self._replay_subject, self._answer)
 
     async def close(self) -> None:

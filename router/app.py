@@ -106,7 +106,12 @@ class App:
         self._scheduler = Scheduler(
             make_policy(settings), self._book, self._draw, Backlog(shared.backlog if shared else None)
         )
-        warm_up(self._scheduler, settings.store is not None)
+        warm_up(
+            self._scheduler,
+            settings.store is not None,
+            prompts=reads_prompts(settings),
+            engine_events=follows_events(settings) and settings.event_plane == "local",
+        )
         self._queue = self._make_queue()
         self._ingest = Ingest(
             self._plane,
@@ -243,7 +248,8 @@ class App:
             session,
             learners,
             [part.forget for part in (self._audit, self._missing_events, self._prompts) if part],
-            follows_events(settings),
+            reads_prompts=reads_prompts(settings),
+            follow_events=follows_events(settings),
         )
 
         def watch(worker: Worker) -> WorkerWatch:

@@ -1,4 +1,4 @@
-"""Compiles all loops of numba when a router starts, before a request needs them."""
+"""Compiles the loops of numba that a router needs when it starts, before a request needs them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from publishers.compiling_apart import compiled_apart
 from router.scheduling.scheduler import Scheduler
 
 
-def warm_up(scheduler: Scheduler, with_store: bool) -> None:
-    """Takes seconds the first time on a machine, a fraction of one after; nothing else happens meanwhile."""
+def warm_up(scheduler: Scheduler, with_store: bool, *, prompts: bool = True, engine_events: bool = True) -> None:
+    """Takes seconds the first time on a machine, a fraction of one after; nothing else happens meanwhile. `prompts`:
+    whether any are looked up in the index. `engine_events`: whether this process reads engines' own events."""
     with explained():
-        with compiled_apart(("publishers.rank", "router.scheduling.warm_up")):
-            indexer.warm_up.warm_up()
-        publishers.rank.warm_up()
+        if prompts:
+            further = ("publishers.rank",) if engine_events else ()
+            with compiled_apart((*further, "router.scheduling.warm_up")):
+                indexer.warm_up.warm_up()
+        if engine_events:
+            publishers.rank.warm_up()
         router.scheduling.warm_up.warm_up(scheduler)
         if with_store:
             engines.store.warm_up()

@@ -52,10 +52,12 @@ class WorkerResources:
         session: aiohttp.ClientSession,
         learners: Collection[Learn],
         forgetters: Collection[Callable[[str], None]] = (),
+        *,
+        reads_prompts: bool = True,
         follow_events: bool = True,
     ) -> None:
         """`learners` are called with each worker that has described itself, `forgetters` with the name of each that has
-        left."""
+        left. `reads_prompts`: whether any are looked up in the index."""
         self._settings = settings
         self._scheduler = scheduler
         self._indexer = indexer
@@ -64,6 +66,7 @@ class WorkerResources:
         self._session = session
         self._learners = learners
         self._forgetters = forgetters
+        self._reads_prompts = reads_prompts
         self._follow_events = follow_events
         self._ranks: dict[str, set[WorkerRank]] = {}
         self._followed: dict[str, _Followed] = {}
@@ -83,7 +86,8 @@ class WorkerResources:
             elif self._indexer.watches(rank):  # it publishes no more: what it told is not true for long
                 self._indexer.forget(rank)
             self._indexer.worker_restarted(rank)
-            self._indexer.resize(rank, worker.cache_blocks)
+            if self._reads_prompts:  # else its loops, which this needs, are not compiled
+                self._indexer.resize(rank, worker.cache_blocks)
         if local:
             await self._publish_for(worker)
         for learn in self._learners:

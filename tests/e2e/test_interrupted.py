@@ -40,7 +40,7 @@ App.__init__ = interrupting
 """
 WHILE_COMPILING = """
 import os, {module}
-def interrupting(*_):
+def interrupting(*_, **__):
     os.kill(os.getpid(), {number})
     print("Went on")
 {module}.warm_up = interrupting
