@@ -19,6 +19,7 @@ from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, Response, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
+from router.openai.bodies import PassedOn
 from router.openai.engine_paths import GENERATE, MODEL_UNREAD, PASSED_ON, RANKS_IN_BODY
 from router.openai.errors import BadRequest, error_response, typed_for
 from router.openai.inference import (
@@ -27,9 +28,9 @@ from router.openai.inference import (
     Inference,
     asks_for_stream,
     inputs,
-    model_of,
     names_adapter,
     parse_inference,
+    read_passed_on,
     rendered_fields,
 )
 from router.openai.kept_responses import KeptResponses, read_kept
@@ -186,18 +187,19 @@ class Server:
 
     def _pass_on(self, request: Request, connection: Connection, tenant: Tenant | None) -> Exchange:
         check_passed_on(request.head, self._own_paths)
-        model = _named(request, tenant)
+        said = _read(request, tenant)
+        model = said.model or form_model(request.head.headers, request.body)
         if request.head.path in MODEL_UNREAD:
             self._check_base(model)
         fields = rendered_fields(request.head, request.body) if self._prompts else {}
-        options = self._options(request, self._pinned(request), tenant, asks_for_stream(request.head, request.body))
+        options = self._options(request, self._pinned(request), tenant, asks_for_stream(request.head, said))
         served = self._served(model, tenant)
         routing = RequestRouting(self._context, served, options)
         if self._prompts:
             self._prompts.check(served, inputs(request.head.path, request.body))
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
-        kept = read_kept(request.head, request.body)
+        kept = read_kept(request.head, said)
         note = self._responses.note if kept.keeps else None
         exchange = self._exchange(request, connection, routing, tenant, on_first_bytes=note)
         if kept.named and not routing.pinned:
@@ -327,15 +329,14 @@ def _may_move(request: Request, inference: Inference) -> bool:
     return inference.engine is None and not request.head.http_1_0
 
 
-def _named(request: Request, tenant: Tenant | None) -> str | None:
-    """The model that a request names that is passed on. Raises BadRequest if it is not the tenant's."""
-    headers, body = request.head.headers, request.body
-    kind = content_kind(headers)
-    model = model_of(body, may_be_other=kind == "other") if body else None
+def _read(request: Request, tenant: Tenant | None) -> PassedOn:
+    """What a request says that is passed on. Raises BadRequest if it is not for the tenant to say."""
+    kind = content_kind(request.head.headers)
+    said = read_passed_on(request.body, may_be_other=kind == "other") if request.body else PassedOn()
     if tenant is not None:
-        tenant.check_model(model if kind == "json" else None)
-        _check_adapter(body, tenant)
-    return model or form_model(headers, body)
+        tenant.check_model(said.model if kind == "json" else None)
+        _check_adapter(request.body, tenant)
+    return said
 
 
 def _check_adapter(body: bytes, tenant: Tenant | None) -> None:

@@ -102,8 +102,12 @@ class Adapter(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = ABSENT
 
 
-class Streamed(msgspec.Struct, gc=False):
+class PassedOn(Bounded, gc=False):
+    """Of a request that the router passes on: all at once, since looking through a long body takes longest."""
+
     stream: msgspec.Raw = ABSENT
+    previous_response_id: msgspec.Raw = ABSENT
+    store: msgspec.Raw = ABSENT
 
 
 class Inputs(msgspec.Struct, gc=False):

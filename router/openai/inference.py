@@ -19,13 +19,12 @@ from router.openai.bodies import (
     STEERING,
     Adapter,
     Body,
-    Bounded,
     Chat,
     Completion,
     Inputs,
+    PassedOn,
     Salt,
     Steering,
-    Streamed,
 )
 from router.openai.errors import BadRequest
 from router.tokens import Endpoint, read_ids
@@ -104,13 +103,12 @@ _HALF_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{1,5}\Z")
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_adapter = msgspec.json.Decoder(Adapter).decode
-_decode_streamed = msgspec.json.Decoder(Streamed).decode
 _decode_inputs = msgspec.json.Decoder(Inputs).decode
-_decode_bounded = msgspec.json.Decoder(Bounded).decode
+_decode_passed_on = msgspec.json.Decoder(PassedOn).decode
 _decode_steering = msgspec.json.Decoder(Steering).decode
 _decode_loose_completion = msgspec.json.Decoder(Completion, strict=False).decode
 _decode_loose_chat = msgspec.json.Decoder(Chat, strict=False).decode
-_decode_loose_bounded = msgspec.json.Decoder(Bounded, strict=False).decode
+_decode_loose_passed_on = msgspec.json.Decoder(PassedOn, strict=False).decode
 _decode_batch = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_PROMPTS)]).decode
 
 
@@ -174,20 +172,22 @@ def check_prompt(name: str, prompt: msgspec.Raw, kinds: bytes = b'"[', wanted: s
         _check_batch(name, prompt)
 
 
-def model_of(raw: bytes, may_be_other: bool) -> str | None:
-    """The model that any other request names in its JSON body. `may_be_other`: it need not be JSON, and is then passed
-    over. Raises BadRequest for what is no JSON, and for what no request may say."""
+def read_passed_on(raw: bytes, may_be_other: bool) -> PassedOn:
+    """What any other request says in its JSON body; the model is None where it names none. `may_be_other`: it need not
+    be JSON, and is then passed over. Raises BadRequest for what is no JSON, and for what no request may say."""
     try:
-        return decoded_as(_decode_bounded, _decode_loose_bounded, raw).model or None
+        said = decoded_as(_decode_passed_on, _decode_loose_passed_on, raw)
     except msgspec.ValidationError as error:
         if _param(error) is None:  # no object: nothing is said in it
-            return None
+            return PassedOn()
         raise _wrong_field(error) from None
     except UNDECODABLE as error:
         if may_be_other:
-            return None
+            return PassedOn()
         # Engines' parsers take more for JSON than RFC 8259 does, such as NaN or UTF-16, and would read on.
         raise _no_json(error, raw) from None
+    said.model = said.model or None
+    return said
 
 
 def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
@@ -205,14 +205,9 @@ def rendered_fields(head: RequestHead, raw: bytes) -> dict[str, Any]:
     return {**fields, "input": [{"role": "user", "content": said}]} if isinstance(said, str) else fields
 
 
-def asks_for_stream(head: RequestHead, raw: bytes) -> bool:
-    """Whether a request on a path of `RENDERED` is to be answered piece by piece; False where it cannot be read."""
-    if head.path not in RENDERED or head.method != b"POST":
-        return False
-    try:
-        return bytes(_decode_streamed(raw).stream) == b"true"
-    except UNDECODABLE:
-        return False
+def asks_for_stream(head: RequestHead, said: PassedOn) -> bool:
+    """Whether it is a request on a path of `RENDERED` that is to be answered piece by piece."""
+    return head.path in RENDERED and head.method == b"POST" and bytes(said.stream) == b"true"
 
 
 def inputs(path: bytes, raw: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from publishers.ending import end_tasks
 
 if TYPE_CHECKING:
     from router.http.messages import RequestHead
+    from router.openai.bodies import PassedOn
     from router.workers.fleet import Fleet
     from router.workers.worker import Worker
 
@@ -39,14 +40,7 @@ _OPENING = 512
 """Bytes of an answer in which its id is looked for."""
 
 
-class Continued(msgspec.Struct, gc=False):
-    """The fields of a request that are about kept answers."""
-
-    previous_response_id: str | None = None
-    store: bool | None = None
-
-
-_decode = msgspec.json.Decoder(Continued).decode
+_decode_id = msgspec.json.Decoder(str | None).decode
 
 
 class Kept(NamedTuple):
@@ -58,8 +52,8 @@ class Kept(NamedTuple):
     """Whether its own answer may be kept."""
 
 
-def read_kept(head: RequestHead, body: bytes) -> Kept:
-    """Never raises: the engine reports what is malformed."""
+def read_kept(head: RequestHead, said: PassedOn) -> Kept:
+    """`said`: in the request's body. Never raises: the engine reports what is malformed."""
     if not head.path.startswith(PATH):
         return Kept()
     if head.path != PATH:
@@ -67,16 +61,16 @@ def read_kept(head: RequestHead, body: bytes) -> Kept:
         return Kept(found[1] if found else None)
     if head.method != b"POST":
         return Kept()
-    said = _read(body)
-    named = said.previous_response_id
-    return Kept(named if named and re.fullmatch(_ID, named) else None, said.store is not False)
+    named = _read_id(said.previous_response_id)
+    return Kept(named if named and re.fullmatch(_ID, named) else None, bytes(said.store) != b"false")
 
 
-def _read(body: bytes) -> Continued:
+def _read_id(given: msgspec.Raw) -> str | None:
     try:
-        return _decode(body)
+        named: str | None = _decode_id(given)
     except UNDECODABLE:
-        return Continued()
+        return None
+    return named
 
 
 class KeptResponses:

@@ -12,7 +12,7 @@ import numpy as np
 
 from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
-from router.openai.inference import Inference, model_of, parse_inference
+from router.openai.inference import Inference, parse_inference, read_passed_on
 from router.tokens import Endpoint, read_ids, stand_ins
 from tests.engines.recordings import RECORDINGS, exchanges
 from tests.fuzz.target import DEEP_JSON, JSON, Target, place
@@ -24,7 +24,7 @@ _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 def _body(data: bytes) -> Hashable:
     """BadRequest, and nothing else."""
     with suppress(BadRequest):
-        model_of(data, may_be_other=True)
+        read_passed_on(data, may_be_other=True)
     for read in GENERATE.values():
         with suppress(BadRequest, msgspec.ValidationError):
             read(data).fields()
@@ -61,7 +61,7 @@ def _compare(found: Inference, fields: dict[str, Any], data: bytes) -> None:
         assert prompt.tolist() == plain["prompt"]
     elif isinstance(prompt, str):
         assert prompt == plain["prompt"]
-    assert model_of(data, may_be_other=False) == found.model
+    assert read_passed_on(data, may_be_other=False).model == found.model
 
 
 def _ids(data: bytes) -> Hashable:

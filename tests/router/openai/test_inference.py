@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.http.messages import RequestHead
 from router.openai.errors import BadRequest
-from router.openai.inference import ENDPOINTS, MOST_PROMPTS, model_of, parse_inference
+from router.openai.inference import ENDPOINTS, MOST_PROMPTS, asks_for_stream, parse_inference, read_passed_on
+from router.openai.kept_responses import PATH, Kept, read_kept
 from router.tokens import Endpoint
 from tests.router.scheduling.candidates import repeatable
 
@@ -40,7 +42,7 @@ def refusal(endpoint: Endpoint, raw: bytes) -> dict[str, object]:
 def test_half_an_emoji_is_named_as_what_is_wrong(raw: bytes) -> None:
     assert "half of a character" in str(refusal("chat", raw)["message"])
     with pytest.raises(BadRequest, match="half of a character"):
-        model_of(raw, may_be_other=False)
+        read_passed_on(raw, may_be_other=False)
 
 
 @pytest.mark.parametrize("raw", [b"", b" \r\n"])
@@ -140,7 +142,7 @@ def test_numbers_and_flags_may_be_written_as_engines_take_them(
     raw = b'{"model": "m", %s, %s}' % (prompt, fields)
     found = parse_inference(endpoint, raw)
     assert (found.model, found.streamed, found.body.n, found.raw) == ("m", streamed, choices, raw)
-    assert model_of(raw, may_be_other=False) == "m"
+    assert read_passed_on(raw, may_be_other=False).model == "m"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
     ids=lambda value: repr(value)[:24],
 )
 def test_the_model_of_any_other_request(raw: bytes, model: str | None) -> None:
-    assert model_of(raw, may_be_other=False) == model_of(raw, may_be_other=True) == model
+    assert read_passed_on(raw, may_be_other=False).model == read_passed_on(raw, may_be_other=True).model == model
 
 
 @pytest.mark.parametrize(
@@ -236,9 +238,21 @@ def test_the_model_of_any_other_request(raw: bytes, model: str | None) -> None:
     ids=lambda value: repr(value)[:24],
 )
 def test_what_is_no_json_is_passed_over_only_where_it_may_be_something_else(raw: bytes) -> None:
-    assert model_of(raw, may_be_other=True) is None
+    assert read_passed_on(raw, may_be_other=True).model is None
     with pytest.raises(BadRequest):
-        model_of(raw, may_be_other=False)
+        read_passed_on(raw, may_be_other=False)
+
+
+def test_what_is_passed_on_is_looked_through_once() -> None:
+    """A long prompt takes longer to look through than all else that is done for it."""
+    raw = b'{"model": "", "stream": true, "input": [{}], "store": false, "previous_response_id": "resp_1"}'
+    said, silent = read_passed_on(raw, may_be_other=False), read_passed_on(b"[]", may_be_other=False)
+    assert (said.model, bytes(said.stream), bytes(said.store)) == (None, b"true", b"false")
+    post = RequestHead(b"POST", PATH, PATH, [], True, False, b"", None, None)
+    others = post._replace(method=b"GET"), post._replace(path=b"/v1/embeddings")
+    assert [asks_for_stream(head, said) for head in (post, *others)] == [True, False, False]
+    assert not asks_for_stream(post, silent)
+    assert [read_kept(post, said), read_kept(post, silent)] == [Kept("resp_1", False), Kept(None, True)]
 
 
 STEERING = [
@@ -303,7 +317,7 @@ def test_what_steers_engines_is_not_for_clients(fields: bytes) -> None:
     tries: list[Callable[[], object]] = [
         lambda: parse_inference("completions", body),
         lambda: parse_inference("chat", body),
-        lambda: model_of(body, may_be_other=True),
+        lambda: read_passed_on(body, may_be_other=True),
     ]
     for attempt in tries:
         with pytest.raises(BadRequest, match="steers engines") as caught:
