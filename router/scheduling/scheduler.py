@@ -75,7 +75,7 @@ class Scheduler:
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         if pinned:
-            choice = Choice(int(present.requests.argmin()), None, "named by the request")
+            choice = Choice(_least_loaded(present), None, "named by the request")
         else:
             choice = (policy or self._policy).choose(present, self._random)
         return _decision(present, choice, _predict)
@@ -169,6 +169,11 @@ class Scheduler:
 
 def _nothing() -> None:
     pass
+
+
+def _least_loaded(present: Present) -> int:
+    """The position of the rank with the fewest requests. Most named workers have one rank: no load is worked out."""
+    return int(present.requests.argmin()) if len(present.candidates) > 1 else 0
 
 
 def _decision(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from indexer.events import LoadReport
 from indexer.matches import Matches, Overlap
 from indexer.types import WorkerRank
+from router.scheduling import figures
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
@@ -161,6 +162,21 @@ def test_no_look_up_is_told_from_no_match(matches: Matches | None, overlaps: tup
         decision = scheduler(LeastLoaded(), candidates).select(candidates, 50, matches, 0.0, pinned)
         assert (decision.overlap_tokens, decision.best_overlap_tokens) == overlaps
         assert decision.prefill_tokens == 50
+
+
+def test_no_load_is_worked_out_for_a_named_worker_with_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That took more than all else that is decided for a request in mode `direct`."""
+    worked_out = []
+
+    def work_out(*figures: object) -> tuple[int, int]:
+        worked_out.append(figures)
+        return 0, 0
+
+    monkeypatch.setattr(figures, "work_out", work_out)
+    for count in (1, 2):
+        ranks = Candidates([(rank("a", number), 16) for number in range(count)])
+        assert scheduler(LeastLoaded(), ranks).select(ranks, 0, None, 0.0, pinned=True).rank == rank("a", 0)
+        assert len(worked_out) == count - 1
 
 
 def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
