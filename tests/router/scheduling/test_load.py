@@ -175,7 +175,8 @@ class Books(RuleBasedStateMachine):
     @rule(of=st.sampled_from(SOME), block_size=st.sampled_from([BLOCK, 32]))
     def watch(self, of: WorkerRank, block_size: int) -> None:
         self.book.watch(of, block_size)
-        self.ledgers.setdefault(of, Ledger()).block_size = block_size
+        ledger = self.ledgers.setdefault(of, Ledger())
+        ledger.block_size, ledger.told = block_size, False  # the report before may have been another engine's
 
     @invariant()
     def loads_are_the_models(self) -> None:
