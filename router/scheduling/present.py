@@ -152,6 +152,9 @@ class Present:
 
     @property
     def requests(self) -> Figures:
+        """Modes that do not look at prompts read nothing else: the rest is not worked out for them."""
+        if self.matches is None and self._counts is _COUNTS:
+            return self._scheduler.book.loads(self.candidates, self.now).requests
         return self._count(figures.IN_FLIGHT)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from indexer.events import LoadReport
 from indexer.matches import Matches, Overlap
 from indexer.types import WorkerRank
-from router.scheduling import figures
+from router.scheduling import figures, load
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.candidates import Candidates
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Choice, Decision, Policy, Situation, Uniform
+from router.scheduling.figures import Counts
 from router.scheduling.lmetric import LMetric
 from router.scheduling.load import Load, LoadBook
 from router.scheduling.overlap import OverlapCost
@@ -164,19 +166,23 @@ def test_no_look_up_is_told_from_no_match(matches: Matches | None, overlaps: tup
         assert decision.prefill_tokens == 50
 
 
-def test_no_load_is_worked_out_for_a_named_worker_with_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That took more than all else that is decided for a request in mode `direct`."""
-    worked_out = []
+@pytest.mark.parametrize(("ranks", "pinned", "read"), [(1, True, 0), (2, True, 1), (2, False, 1)])
+def test_of_requests_without_prompts_no_more_is_worked_out_than_is_read(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, pinned: bool, read: int
+) -> None:
+    """All figures of all ranks take more time than all else that is decided."""
+    candidates = Candidates([(rank("a", number), 16) for number in range(ranks)])
+    choosing, worked_out, sum_loads = scheduler(LeastLoaded(), candidates), [], figures.sum_loads
+    choosing.book.reserve(rank("a", ranks - 1), 5, 5)
 
-    def work_out(*figures: object) -> tuple[int, int]:
-        worked_out.append(figures)
-        return 0, 0
+    def counted(*columns: Any) -> Counts:
+        worked_out.append("loads")
+        return sum_loads(*columns)
 
-    monkeypatch.setattr(figures, "work_out", work_out)
-    for count in (1, 2):
-        ranks = Candidates([(rank("a", number), 16) for number in range(count)])
-        assert scheduler(LeastLoaded(), ranks).select(ranks, 0, None, 0.0, pinned=True).rank == rank("a", 0)
-        assert len(worked_out) == count - 1
+    monkeypatch.setattr(load, "sum_loads", counted)
+    monkeypatch.setattr(figures, "work_out", lambda *_: pytest.fail("all figures"))
+    assert choosing.select(candidates, 0, None, 0.0, pinned).rank == rank("a", 0)
+    assert worked_out == ["loads"] * read
 
 
 def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
