@@ -130,19 +130,22 @@ class Pool:
         if usable:
             now = self._clock()
             self._idle[connection] = now
-            oldest = next(iter(self._idle))  # after a rush most are not taken again, and not every worker closes them
-            if now - self._idle[oldest] >= IDLE_LIFE:
-                del self._idle[oldest]
-                oldest.abort()
+            self._close_oldest(now)  # after a rush most are not taken again, and not every worker closes them
 
     def close_expired(self) -> None:
         """To be called now and then: once requests stop coming, nothing else closes what is idle after a rush."""
         now = self._clock()
-        for connection, since in list(self._idle.items()):
-            if now - since < IDLE_LIFE:
-                return
-            del self._idle[connection]
-            connection.abort()
+        while self._close_oldest(now):
+            pass
+
+    def _close_oldest(self, now: float) -> bool:
+        """Of the idle ones, if it has been idle for too long."""
+        oldest = next(iter(self._idle), None)
+        if oldest is None or now - self._idle[oldest] < IDLE_LIFE:
+            return False
+        del self._idle[oldest]
+        oldest.abort()
+        return True
 
     def _discard(self, connection: WorkerConnection) -> None:
         self._open.discard(connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from router.page.intervals import Interval, mean_interval, ratio_interval, ratio_of
@@ -48,6 +48,11 @@ def run_name(policy: str, rate: float, seed: int, single: bool) -> str:
     return policy if single else f"{policy} at rate {rate:g}, seed {seed}"
 
 
+def has_ratios(policies: Collection[str], baseline: str) -> bool:
+    """Whether any that ran is compared with `baseline`: a run that ended early may lack that, or all others."""
+    return len(policies) > 1 and baseline in policies
+
+
 class Comparison(NamedTuple):
     """A page's whole content."""
 
@@ -72,8 +77,7 @@ class Comparison(NamedTuple):
 
     @property
     def relates(self) -> bool:
-        """Whether there is any ratio: a run that ended early may lack the baseline, or all others."""
-        return len(self.policies) > 1 and self.baseline in self.policies
+        return has_ratios(self.policies, self.baseline)
 
     @property
     def rates(self) -> list[float]:

@@ -16,6 +16,7 @@ from rich.console import Console
 from router.ab.errors import RunError
 from router.ab.flags import check_writable, tell_written, write_all
 from router.ab.output import Output
+from router.page.results import has_ratios
 from router.simulation.crediting import Line as CreditLine
 from router.simulation.crediting import credit_table, credit_verdicts, run_credit
 from router.simulation.figures import Figures
@@ -177,9 +178,9 @@ def _requests(figures: Sequence[Figures]) -> str:
 
 
 def _legend(plan: Plan, policies: Collection[str]) -> str:
-    """`policies`: those of the table, which may lack the baseline."""
+    """`policies`: those of the table."""
     goal, seeds = plan.goal, len(plan.seeds)
-    ratio = f"In brackets: the ratio to {plan.baseline}." if len(policies) > 1 and plan.baseline in policies else ""
+    ratio = f"In brackets: the ratio to {plan.baseline}." if has_ratios(policies, plan.baseline) else ""
     certainty = f" ± is half of the 95 % interval over {seeds} seeds." if seeds > 1 else ""
     good = f"Goodput: TTFT within {goal.ttft:g} s and {goal.tpot * 1000:g} ms per token."
     return f"{ratio}{certainty} {good}".strip()
