@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from engines.installation import explain
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the process's exit status: that of `router.commands`, or 130 when it was interrupted before it serves."""
@@ -17,6 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as missing:
+        return explain("kv-router", missing)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from engines.installation import explain
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the process's exit status: that of `engines.sim.process`, or 130 when it was interrupted before."""
@@ -14,6 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(argv)
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as missing:
+        return explain("kv-sim", missing)
 
 
 if __name__ == "__main__":
