@@ -35,9 +35,10 @@ def _log_after(seconds: float, log: Callable[[], None]) -> Iterator[None]:
 
 
 def _log_why() -> None:
-    when, hint = "the first start only", "set NUMBA_CACHE_DIR to a folder that lasts, if you see this at every start"
-    if not all_kept():
-        when, hint = "every start: there is no folder to keep it in", "set NUMBA_CACHE_DIR to a folder that lasts"
+    when = "the first start only" if all_kept() else "every start: there is no folder to keep it in"
+    hint = "set NUMBA_CACHE_DIR to a folder that lasts, or run 'kv-router compile' as the user who installs"
+    if all_kept():
+        hint += ", if you see this at every start"
     text = f"Compiling what runs for each request or event: up to half a minute or so, at {when}"
     log_event(logger, logging.INFO, text, hint=hint)
 

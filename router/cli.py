@@ -32,7 +32,8 @@ A KV-aware request router: an OpenAI-compatible proxy that sends each request to
 its prefix and has room for the rest.
 
 Other commands, each with a --help of its own: ab (compares routing modes on engines), simulate (compares policies in
-virtual time, without engines), store (shows what a shared store holds), keys (makes API keys)."""
+virtual time, without engines), store (shows what a shared store holds), keys (makes API keys), compile (compiles ahead
+of the first start)."""
 
 _EPILOG = """\
 Every flag --some-name is also a variable ROUTER_SOME_NAME and a YAML key some_name (a leading "router" is not doubled:

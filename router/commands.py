@@ -1,4 +1,4 @@
-"""What `kv-router` can do: serve, or a command: `ab`, `simulate`, `store`, `keys`."""
+"""What `kv-router` can do: serve, or a command: `ab`, `compile`, `keys`, `simulate`, `store`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from router.settings import Settings, SettingsError
 _T = TypeVar("_T")
 COMMANDS = {
     "ab": "router.ab.cli",
+    "compile": "router.compile_ahead",
     "keys": "router.security.cli",
     "simulate": "router.simulation.cli",
     "store": "router.store_cli.cli",

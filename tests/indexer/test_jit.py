@@ -16,6 +16,11 @@ from indexer import jit
 from indexer.jit import kernel
 
 
+@pytest.fixture(autouse=True)
+def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "_not_kept", [])
+
+
 def test_a_kernel_runs_where_there_is_no_room_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -24,19 +29,26 @@ def test_a_kernel_runs_where_there_is_no_room_to_keep_it(monkeypatch: pytest.Mon
         return 2 * number
 
     monkeypatch.setattr(IndexDataCacheFile, "save", full)
-    assert kernel(twice)(4) == 8
+    compiled = kernel(twice)
+    assert jit.all_kept()
+    assert compiled(4) == 8
+    assert not jit.all_kept()
 
 
 def test_a_kernel_that_no_folder_can_keep_runs_too_and_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(number: int) -> int:
         return 2 * number
 
-    monkeypatch.setattr(jit, "_not_kept", [])
     kernel(twice)
     assert jit.all_kept()
-    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+    for locator in CacheImpl._locator_classes:
+        monkeypatch.setattr(locator, "ensure_cache_path", forbidden)
     assert kernel(twice)(4) == 8
     assert not jit.all_kept()
+
+
+def forbidden(*_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 MODULE = """
@@ -86,10 +98,24 @@ def test_a_kept_kernel_that_may_not_be_read_is_compiled(
     anew: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where another user has kept it."""
-
-    def forbidden(*_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
     anew()(4)
     monkeypatch.setattr(IndexDataCacheFile, "_load_index", forbidden)
     assert anew()(4) == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [(MODULE, 1), (MODULE.replace("2 *", "3 *"), 0)], ids=["same", "changed"]
+)
+def test_what_another_user_has_kept_is_found(
+    anew: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, found: int
+) -> None:
+    """Where this one may not write: in an image, or what root has installed."""
+    anew()(4)
+    (tmp_path / "with_a_kernel.py").write_text(content)
+    for locator in CacheImpl._locator_classes:
+        monkeypatch.setattr(locator, "ensure_cache_path", forbidden)
+    subject = anew()
+    assert jit.all_kept() == found
+    subject(4)
+    assert hits(subject) == found
+    assert jit.all_kept() == found
