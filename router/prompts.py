@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -52,6 +53,8 @@ _IDS_ONLY: Final = ("input_ids", "token_ids")
 """Fields that hold no text."""
 _APART: Final = ("lora_path", "extra_key")
 """SGLang's fields that keep the caches of equal prompts apart."""
+_TAKEN_FOR_IDS: Final = frozenset((int, bool, float, str))
+"""In a list, by some engine."""
 LONG = 128 * 1024
 """Bytes of a request from which on another thread tokenizes it: that takes milliseconds, and answers go on meanwhile,
 as tokenizers release Python's lock. Shorter ones take less time than the way to another thread and back."""
@@ -109,7 +112,7 @@ class Prompts:
         """Raises BadRequest for token ids of a request for embeddings and the like that are none of the model's."""
         base = self._context.fleet.base_model(model)
         for name, given in inputs.items():
-            self._checked(given, base, name)
+            self._checked([_joined(given)] if _is_batch(given) else given, base, name)
 
     async def learn(self, worker: Worker) -> None:
         """A worker has been described: find out how its models' prompts are tokenized, and whether it takes tokens."""
@@ -173,7 +176,7 @@ class Prompts:
             return prompt
         tokenizer = self._models.tokenizer(base.id) if base else None
         limit = tokenizer.vocabulary if tokenizer else 2**31
-        batch = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
+        batch = _is_batch(prompt)
         may_be_text = not batch and param not in _IDS_ONLY
         try:
             packed = [_packed(ids, may_be_text) for ids in (prompt if batch else [prompt])]
@@ -378,11 +381,22 @@ def _with_others(prompt: Prompt, inference: Inference, fields: Fields) -> Prompt
     return prompt._replace(others=Others(inference.choices - 1)) if inference.choices > 1 else prompt
 
 
+def _is_batch(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], list)
+
+
+def _joined(batch: Iterable[Any]) -> list[Any]:
+    """The prompts of a batch as one, but those that cannot be ids: there may be millions of a token each, and to look
+    at one by one takes seconds, in which nobody else is served."""
+    lists = (ids for ids in batch if type(ids) is list and ids)
+    return list(chain.from_iterable(ids for ids in lists if type(ids[0]) in _TAKEN_FOR_IDS))
+
+
 def _packed(prompt: Any, may_be_text: bool) -> Any:
     """Token ids as an array; anything that cannot be ids as it is, for the engine to judge. Raises OverflowError or
     TypeError for a list that an engine may take for ids although it holds others: SGLang reads "1" and 1.0 as 1."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
-    if not isinstance(first, int | float | str):
+    if type(first) not in _TAKEN_FOR_IDS:
         return prompt
     texts = may_be_text and all(isinstance(each, str) for each in prompt)
     return prompt if texts else pack_tokens(prompt)

@@ -117,6 +117,7 @@ def parse_inference(endpoint: Endpoint, raw: bytes) -> Inference:
     if endpoint == "chat":
         chat = read_as(_decode_any_chat, raw)
         _check("messages", chat.messages, b"[", "a list of messages")
+        _check_batch("input_ids", chat.input_ids)
         again = _recomputed(chat)
         model, salt, streamed = chat.model or None, first_salt(chat.cache_salt), bool(chat.stream)
         return Inference(endpoint, model, salt, streamed, raw, chat, "messages", None, again, again)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -798,6 +799,33 @@ async def test_a_token_that_the_model_does_not_have_reaches_no_engine(
         assert (await made.prompt(prompt=[1, last])).tokens == 2
         with pytest.raises(BadRequest):
             await made.prompt(prompt=[[1, last], [1, last + 1]])
+
+
+@pytest.mark.parametrize("prompts", [[[1, 2], [3]], [[], [1]], [[{"a": 1}], [3]], [[7], "a", None, {}]])
+async def test_what_a_batch_of_inputs_holds_besides_ids_is_for_the_engine_to_judge(prompts: list[object]) -> None:
+    async with scene() as made:
+        made.prompts.check("m", {"input": [*prompts, [2**31 - 1]]})
+        for no_ids in ([2**31], [-1], ["a"], [1.0], [1, "a"]):
+            with pytest.raises(BadRequest):
+                made.prompts.check("m", {"input": [*prompts, no_ids]})
+
+
+async def test_to_check_many_short_inputs_takes_little_more_than_to_read_them() -> None:
+    """Everybody else waits meanwhile, and a request may be of 64 MB."""
+    raw = b"[%s]" % b",".join([b"[1]"] * 50_000)
+    batch = msgspec.json.decode(raw)
+    async with scene() as made:
+        reading = seconds(lambda: msgspec.json.decode(raw))
+        assert seconds(lambda: made.prompts.check("m", {"input": batch})) < 8 * reading
+
+
+def seconds(work: Callable[[], object]) -> float:
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return min(took)
 
 
 async def test_a_number_that_no_float_holds_is_left_to_the_engine_to_judge() -> None:

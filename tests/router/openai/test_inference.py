@@ -341,5 +341,13 @@ def test_how_many_prompts_a_request_may_hold(one: bytes) -> None:
         parse_inference("completions", b'{"prompt":[%s]}' % b",".join([one] * (MOST_PROMPTS + 1)))
 
 
+def test_nor_may_the_ids_of_a_chat_be_more() -> None:
+    """One of them is looked at; all would be checked."""
+    chat = b'{"messages":[],"input_ids":[%s]}'
+    assert parse_inference("chat", chat % b",".join([b"[1]"] * MOST_PROMPTS))
+    with pytest.raises(BadRequest, match="2048 prompts"):
+        parse_inference("chat", chat % b",".join([b"[1]"] * (MOST_PROMPTS + 1)))
+
+
 def test_a_prompt_of_ids_is_one_however_many_they_are() -> None:
     assert parse_inference("completions", b'{"prompt":[%s]}' % b",".join([b"1"] * (MOST_PROMPTS + 1)))
