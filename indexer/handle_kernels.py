@@ -31,20 +31,30 @@ KEY, COPIES, HASH = 0, 1, 2
 OF_TIER = np.uint64((1 << BITS) - 1)
 _EMPTY = np.uint64(0)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
+_UNMIX = np.uint64(0xCFEE444D8B59A89B)  # its inverse modulo 2^64
 _1, _32 = np.uint64(1), np.uint64(32)
 
 
 @loop
 def _key(name: np.uint64, size: Size) -> np.uint64:
-    """Of a name or a sequence hash. Two names share a key where one would look like an empty place."""
-    key = name ^ np.uint64(size[SECRET])
+    """Of a name or a sequence hash: see `indexer.kernels._key_of`. Two names share a key where one would look like an
+    empty place."""
+    secret = np.uint64(size[SECRET])
+    key = (name ^ secret) * _MIX
+    key = (key ^ (key >> _32)) * (secret | _1)
     return key if key != _EMPTY else _1
+
+
+def names_of(keys: Words, secret: int) -> Words:
+    """What `_key` made them of."""
+    keys = keys * np.uint64(pow(secret | 1, -1, 1 << 64))
+    return np.asarray(((keys ^ (keys >> _32)) * _UNMIX) ^ np.uint64(secret))
 
 
 @loop
 def _home(key: np.uint64, mask: int) -> int:
-    """By the highest bits of the product, as only these depend on all bits of the key, and so of the secret."""
-    return int(np.int64((((key * _MIX) >> _32) * np.uint64(mask + 1)) >> _32))
+    """By the highest bits, as only these depend on all bits of the name and of the secret."""
+    return int(np.int64(((key >> _32) * np.uint64(mask + 1)) >> _32))
 
 
 @loop

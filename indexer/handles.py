@@ -142,7 +142,7 @@ class BlockHandles:
         for tier in Tier:
             keys = self._held[(self._held[:, COPIES] >> np.uint64(BITS * tier)) & OF_TIER > 0, KEY]
             if len(keys):
-                found[tier] = keys ^ np.uint64(self._secret)
+                found[tier] = kernels.names_of(keys, self._secret)
         return found
 
     def _sequence_hash(self, parent: EngineHash) -> SequenceHash:

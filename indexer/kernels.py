@@ -89,12 +89,16 @@ def _key_of(block: np.uint64, state: Counts) -> np.uint64:
     """Spreads hashes evenly. An entry's home is proportional to its key.
 
     Clients can make prompts with thousands of hashes of their choice. Without the secret they could have all of them
-    in one place, where each look-up takes as many steps as there are.
+    in one place, where each look-up takes as many steps as there are. The first product alone would not do: hashes that
+    differ in every combination of certain bits do so whatever they are XORed with, and for some choices of a dozen bits
+    lie close together once multiplied.
 
     A bijection, but that the two hashes whose keys would be the marks share another's: taken for empty places, they
     would upset the count of those until there are none, and `_seek` never ends.
     """
-    return max(np.uint64((block ^ np.uint64(state[SECRET])) * _SPREAD), _2)
+    secret = np.uint64(state[SECRET])
+    key = np.uint64((block ^ secret) * _SPREAD)
+    return max(np.uint64((key ^ (key >> _32)) * (secret | _1)), _2)
 
 
 @inlined
@@ -557,4 +561,5 @@ def read_holders(entries: Words, rows: Rows, masks: Rows) -> None:
 
 def blocks_in(entries: Words, secret: int) -> Words:
     """A sequence hash for each place in a table; where nothing is there, none that anyone asks for."""
-    return np.asarray((entries[::2] * _GATHER) ^ np.uint64(secret))
+    keys = entries[::2] * np.uint64(pow(secret | 1, -1, 1 << 64))
+    return np.asarray(((keys ^ (keys >> _32)) * _GATHER) ^ np.uint64(secret))

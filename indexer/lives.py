@@ -31,7 +31,7 @@ BYTES_PER_LIFE: Final = 3 * (5 * 8 + _PLACES * 4)
 
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _SALT = np.uint64(0x9E3779B97F4A7C15)
-_32 = np.uint64(32)
+_1, _32 = np.uint64(1), np.uint64(32)
 
 # Columns of a row, and indices of `State`.
 _BLOCK, _OWNER, _END, _BEFORE, _AFTER = range(5)
@@ -161,8 +161,11 @@ def _open(nodes: Nodes, state: State) -> int:
 
 @loop
 def _home(nodes: Nodes, places: Places, owner: int, block: int) -> int:
-    key = (np.uint64(block) ^ np.uint64(nodes[0, _BLOCK]) ^ (np.uint64(owner) * _SALT)) * _MIX
-    return int(np.int64(((key >> _32) * np.uint64(len(places))) >> _32))  # by what depends on all bits of the secret
+    """As `indexer.kernels._key_of` does it, so that nobody can have thousands of blocks in one place."""
+    secret = np.uint64(nodes[0, _BLOCK])
+    key = (np.uint64(block) ^ secret ^ (np.uint64(owner) * _SALT)) * _MIX
+    key = (key ^ (key >> _32)) * (secret | _1)
+    return int(np.int64(((key >> _32) * np.uint64(len(places))) >> _32))
 
 
 @loop

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from indexer.handle_kernels import KEY
+from indexer.handle_kernels import KEY, names_of
 from indexer.handles import BlockHandles, UnknownParent, block_names
 from indexer.hashing import chain_hashes, pack_tokens
 from indexer.kernels import NO_SECRET
@@ -123,7 +123,7 @@ def test_any_hash_can_be_one(engine_hash: int | bytes) -> None:
     assert handles.remove(Tier.GPU, [engine_hash]).tolist() == stored.tolist()
 
 
-@pytest.mark.parametrize("engine_hash", [NO_SECRET, NO_SECRET ^ 1])
+@pytest.mark.parametrize("engine_hash", [int(name) for name in names_of(np.arange(2, dtype=np.uint64), NO_SECRET)])
 def test_a_name_that_would_be_a_mark_of_the_table_is_held_like_others(engine_hash: int) -> None:
     handles = BlockHandles()
     handles.store(Tier.GPU, [engine_hash], None, [1, 2], 2, 0)
@@ -158,14 +158,12 @@ def test_places_close_up_behind_what_is_removed(steps: list[tuple[bool, int]], s
 @pytest.mark.parametrize(("secret", "crowded"), [(NO_SECRET, True), (0x1F3D5B79A2C4E608, False)])
 def test_nobody_can_crowd_blocks_in_one_place_without_the_secret(secret: int, crowded: bool) -> None:
     """Engines' hashes can be foreseen, and the tokens chosen by them."""
-    mix, all_bits = 0xD6E8FEB86659FD93, (1 << 64) - 1
-    products = range(77 << 55, 78 << 55, (1 << 55) // 2000)
-    names = [product * pow(mix, -1, 1 << 64) & all_bits ^ NO_SECRET for product in products]
+    names = names_of(np.arange(77 << 55, 78 << 55, (1 << 55) // 2000, dtype=np.uint64), NO_SECRET)
     handles = BlockHandles(secret=secret)
     handles.store(Tier.GPU, names, None, [0] * len(names), 1, 0)
     mask = len(handles._names) - 1
     places = np.flatnonzero(handles._names[:, KEY])
-    homes = [(int(key) * mix & all_bits) * (mask + 1) >> 64 for key in handles._names[places, KEY]]
+    homes = [int(key) * (mask + 1) >> 64 for key in handles._names[places, KEY]]
     steps = (places - np.array(homes)) & mask
     assert (steps.max() > 1000) == crowded
     assert (steps.max() < 100) != crowded

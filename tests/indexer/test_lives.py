@@ -8,7 +8,8 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from indexer.lives import BYTES_PER_LIFE, Lives
+from indexer.handle_kernels import names_of
+from indexer.lives import BYTES_PER_LIFE, Lives, _home
 
 OWNERS = 3
 LENGTH = 100
@@ -87,13 +88,12 @@ def test_it_takes_no_more_memory_than_it_says() -> None:
 
 @pytest.mark.parametrize(("secret", "crowded"), [(0, True), (0x1F3D5B79A2C4E608, False)])
 def test_nobody_can_crowd_blocks_in_one_place_without_the_secret(secret: int, crowded: bool) -> None:
-    mix, all_bits = 0xD6E8FEB86659FD93, (1 << 64) - 1
-    products = range(77 << 55, 78 << 55, (1 << 55) // 2000)
+    keys = np.arange(77 << 55, 78 << 55, (1 << 55) // 2000, dtype=np.uint64)
     lives = Lives(secret)
-    lives.renew(0, np.array([product * pow(mix, -1, 1 << 64) & all_bits for product in products], np.uint64), 1)
+    lives.renew(0, names_of(keys, 0), 1)  # keys are made in the same way
     places = np.flatnonzero(lives._places)
-    keys = [int(lives._nodes[node, 0]) & all_bits ^ secret for node in lives._places[places]]
-    homes = [(key * mix & all_bits) * len(lives._places) >> 64 for key in keys]
+    blocks = lives._nodes[lives._places[places], 0]
+    homes = [_home(lives._nodes, lives._places, 0, int(block)) for block in blocks]
     steps = (places - np.array(homes)) % len(lives._places)
     assert (steps.max() > 1000) == crowded
     assert (steps.max() < 100) != crowded
