@@ -79,6 +79,7 @@ class Connection(protocol.Protocol):
         self._ahead = 0  # bytes of the waiting requests
         self._beginning = False  # `_begin_next` is under way
         self._reading = True  # False: too much waits
+        self._read_on_due = False  # `_read_on` will be called
         self._sent = 0  # requests that the client has sent
         self._at_once = 0  # requests answered at once in this turn of the event loop
         self._resting = False  # others have their turn
@@ -136,6 +137,9 @@ class Connection(protocol.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing or self._refusal:
             return
+        if self._reader.unread and data:  # others have their turn
+            self._reader.unread += data
+            return
         self._at_once = 0
         for read in self._reader.read(data):
             if isinstance(read, Request):
@@ -146,6 +150,15 @@ class Connection(protocol.Protocol):
                 self._refuse_with(read)
         if self.closing:  # forget what has come behind the last request
             self._reader.drop()
+        if self._reader.unread:
+            self._rest()
+
+    def _read_on(self) -> None:
+        self._read_on_due = False
+        if self._reading:
+            self.data_received(b"")
+        if self._reading and not self._reader.unread and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _take(self, request: Request) -> None:
         if self._closing or self._refusal:
@@ -166,9 +179,14 @@ class Connection(protocol.Protocol):
         self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._refusal is None:
-            self._reading = True
+        if self._refusal is not None:
+            return
+        self._reading = True
+        if not self._reader.unread:
             self._transport.resume_reading()
+        elif not self._read_on_due:  # later, as a request that waits may be about to begin
+            self._read_on_due = True
+            self._call_later(0, self._read_on)
 
     def _let_continue(self) -> None:
         self._continue_due = bool(self._current or self._waiting)
@@ -371,7 +389,7 @@ class Connection(protocol.Protocol):
     @property
     def _being_sent(self) -> bool:
         """Whether a request has arrived in part."""
-        return self._reading and not self._closing and self._reader.in_part
+        return (self._reading or self._resting) and not self._closing and self._reader.in_part
 
 
 def _size(request: Request) -> int:

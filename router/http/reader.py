@@ -38,6 +38,12 @@ _CAME_BACK_TEXT = (
 )
 _AS_IT_IS = frozenset((b"identity", b"", b"utf-8", b"utf8"))
 """What clients state as Content-Encoding of a body that is not encoded: some take it for the charset's place."""
+_PART = 16 * 1024
+"""Bytes that are parsed at a time. The event loop hands over a quarter of a megabyte, which may be thousands of
+requests or chunks: each takes microseconds, and nobody else is served meanwhile."""
+_MOST_REQUESTS = 16
+_MOST_CHUNKS = 512
+"""When a part had more, the next one is left for later."""
 _MOST_MISSES = 4
 """Heads in a row, each unlike the one before, after which a connection's heads are no longer remembered."""
 
@@ -73,6 +79,9 @@ class RequestReader:
         self._missing = 0  # bytes still to come of a body that bypasses the parser
         self._counted = 0  # bytes of its body that are counted in `shared.buffered`
         self._body: list[bytes] = []
+        self._pieces = 0  # of bodies, in the present call
+        self.unread = b""
+        """What has come and is read with what comes next."""
         self._reset_message()
 
     @property
@@ -81,20 +90,22 @@ class RequestReader:
         return bool(self._missing or not self._between)
 
     def read(self, data: bytes) -> list[Read]:
-        """What has become complete with `data`."""
+        """What has become complete with `data`, or with so much of it as may be read at a time."""
+        data, self.unread = self.unread + data, b""
+        self._pieces = 0
         if self._missing:
             data = self._take_missing(data)
         elif self._between and self._repeated:
             data = self._take_repeated(self._repeated, data)
         if data and not self._refused:
-            self._begins = data if self._between else self._begins
-            self._feed(data)
+            self._feed_in_parts(data)
         read, self._read = self._read, []
         return read
 
     def drop(self) -> None:
-        """Forget the request that is being read."""
+        """Forget the request that is being read, and what has come behind it."""
         self._shared.buffered -= self._counted
+        self.unread = b""
         self._body.clear()
         self._counted = self._missing = 0
 
@@ -134,6 +145,19 @@ class RequestReader:
         return rest
 
     # -- the parser
+
+    def _feed_in_parts(self, data: bytes) -> None:
+        for at in range(0, len(data), _PART):
+            if self._refused:
+                return
+            if len(self._read) > _MOST_REQUESTS or self._pieces > _MOST_CHUNKS:
+                self.unread = data[at:]
+                return
+            end = at + _PART
+            part = data[at:end]
+            if self._between:
+                self._begins = part if at else data
+            self._feed(part)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -258,6 +282,7 @@ class RequestReader:
         self._read.append(Request(head, body))
 
     def _add(self, piece: bytes) -> None:
+        self._pieces += 1
         self._body.append(piece)
         self._body_size += len(piece)
         if len(self._body) > PIECES + self._body_size // 256:

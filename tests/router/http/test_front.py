@@ -319,6 +319,49 @@ def test_others_have_their_turn_between_requests_that_are_answered_at_once() -> 
     assert (site.turn(), site.transport.reading, len(site.requests)) == (0, True, 5 * MAX_PIPELINED - 2)
 
 
+def test_others_have_their_turn_while_thousands_of_small_requests_are_read() -> None:
+    """The event loop hands over a quarter of a megabyte at a time."""
+    site, many = Site(), 7000
+    site.feed(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(many)))
+    site.feed(b"GET /last HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert len(site.connection._waiting) < 1000
+    while not site.transport.reading:
+        site.turn()
+        assert len(site.connection._waiting) < 1000
+    assert [request.head.path for request in site.requests] == [*(b"/%d" % number for number in range(many)), b"/last"]
+
+
+def test_others_have_their_turn_while_a_body_in_tiny_chunks_is_read() -> None:
+    site, turns = Site(max_body=100_000), 0
+    site.feed(request(b"transfer-encoding: chunked") + chunk(b"a") * 40_000 + b"0\r\n\r\n" + GET)
+    while not site.transport.reading:
+        site.turn()
+        turns += 1
+    assert [request.body for request in site.requests] == [b"a" * 40_000, b""]
+    assert turns > 10
+
+
+def test_what_is_not_read_yet_is_forgotten_with_the_connection() -> None:
+    site = Site()
+    site.feed(GET * 7000)
+    assert site.connection._reader.unread
+    site.connection.drain()
+    assert not site.connection._reader.unread
+    while site.later:
+        site.turn()
+    assert (len(site.requests), site.transport.closings) == (MAX_PIPELINED, 1)
+
+
+def test_what_cannot_be_read_is_refused_behind_thousands_that_can() -> None:
+    site = Site()
+    site.feed(GET * 3000 + b"nonsense\r\n\r\n" + GET * 3000)
+    while not site.transport.eof:
+        site.turn()
+    assert len(site.requests) == 3000
+    assert site.transport.written.index(b" 400 ") > site.transport.written.rindex(b" 200 ")
+    assert (site.transport.reading, site.connection._reader.unread) == (True, b"")
+
+
 def test_a_refusal_is_sent_and_what_is_refused_is_taken_though_others_have_their_turn() -> None:
     site = Site()
     site.feed(GET * MAX_PIPELINED + b"nonsense\r\n\r\n")
