@@ -95,6 +95,7 @@ COMPILED = [
     "router/tokens/conversation.py",
     "router/tokens/prompt.py",
     "router/tokens/tokenizer.py",
+    "router/uncollected.py",
     "router/workers/breaker.py",
     "router/workers/fleet.py",
     "router/workers/worker.py",

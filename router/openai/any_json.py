@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-_LONG: Final = 128 * 1024
-"""Bytes."""
+from router.uncollected import uncollected
+
 _decode = msgspec.json.Decoder().decode
 
 
 def decode_any(raw: bytes | msgspec.Raw) -> Any:
-    """Python's collector would look for garbage again and again in what a long text becomes: 16 MB of empty lists would
-    take ten times as long, while every stream waits. Raises as msgspec does."""
-    if memoryview(raw).nbytes < _LONG or not gc.isenabled():
-        return _decode(raw)
-    gc.disable()
-    try:
-        return _decode(raw)
-    finally:
-        gc.enable()
+    """Raises as msgspec does."""
+    return uncollected(_decode, raw, memoryview(raw).nbytes)

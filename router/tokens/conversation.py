@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from router.tokens.errors import CannotTokenize
+from router.uncollected import uncollected
 
 Message = dict[str, Any]
 
@@ -190,7 +191,7 @@ def _others(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any]:
     """Templates expect a mapping; what is none counts as empty."""
     try:
-        arguments = json.loads(text)
+        arguments = uncollected(json.loads, text, len(text))
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}

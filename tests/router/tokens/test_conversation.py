@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from router.tokens.conversation import conversation, has_media, tool_definitions
 from router.tokens.errors import CannotTokenize
+from tests.router.openai.test_any_json import looks
+
+__all__ = ["looks"]
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
 
@@ -73,6 +76,16 @@ def test_arguments_that_are_no_mapping_count_as_empty(arguments: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     (shown,) = one({"role": "assistant", "tool_calls": [call]})["tool_calls"]
     assert shown["function"]["arguments"] == {}
+
+
+def test_nobody_looks_for_garbage_while_long_arguments_are_read(looks: list[str]) -> None:
+    """Python's lock is held meanwhile: no other thread can go on."""
+    arguments = '{"x":[' + "[]," * 100_000 + "[]]}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    looks.clear()
+    (shown,) = one({"role": "assistant", "tool_calls": [call]})["tool_calls"]
+    assert len(looks) <= 4  # one look before, and one since
+    assert len(shown["function"]["arguments"]["x"]) == 100_001
 
 
 @pytest.mark.parametrize("calls", [[], None])
