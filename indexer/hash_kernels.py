@@ -13,8 +13,8 @@ _Ids: TypeAlias = npt.NDArray[np.uint32]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
 ONE_IN: Final = 64
-"""A power of two. Hashes are uniform, and their lowest bits as good as any."""
-_MASK: Final = np.uint64(ONE_IN - 1)
+"""A power of two."""
+_SAMPLE_SHIFT: Final = np.uint64(65 - ONE_IN.bit_length())
 
 # Literals in kernels would be signed; all arithmetic here is modulo 2^64.
 _C1 = np.uint64(0x87C37B91114253D5)
@@ -56,10 +56,13 @@ def chain(tokens: _Ids, block_size: int, root: np.uint64, digests: _Words, hashe
 
 
 @loop
-def pick(hashes: _Words, picked: _Words) -> int:
+def pick(hashes: _Words, picked: _Words, secret: np.uint64) -> int:
+    """By bits that depend on the secret, and on all of the hash: clients choose what hashes their blocks have."""
     found = 0
     for hash_ in hashes:
-        if not hash_ & _MASK:
+        mixed = (hash_ ^ secret) * _F1
+        mixed = (mixed ^ (mixed >> _33)) * (secret | _1)
+        if not mixed >> _SAMPLE_SHIFT:
             picked[found] = hash_
             found += 1
     return found

@@ -9,10 +9,11 @@ from indexer.hashing import SequenceHashes
 from indexer.types import SequenceHash
 
 
-def sample(hashes: SequenceHashes) -> list[SequenceHash]:
-    """Those of `hashes` that are in the sample, in order. Takes half a microsecond for a batch of events."""
+def sample(hashes: SequenceHashes, secret: int) -> list[SequenceHash]:
+    """Those of `hashes` that are in the sample, in order. Takes half a microsecond for a batch of events. `secret`: on
+    which it depends what is in the sample; see `indexer.prefix_index.PrefixIndex`."""
     picked = np.empty(len(hashes), np.uint64)
-    count = pick(hashes, picked)
+    count = pick(hashes, picked, np.uint64(secret))
     found: list[SequenceHash] = picked[:count].tolist()
     return found
 
@@ -20,5 +21,5 @@ def sample(hashes: SequenceHashes) -> list[SequenceHash]:
 def warm_up() -> None:
     """Hashes of a batch are read-only, which is a type of its own to the compiler."""
     hashes = np.zeros(1, np.uint64)
-    sample(hashes)
-    sample(np.frombuffer(hashes.tobytes(), np.uint64))
+    sample(hashes, 0)
+    sample(np.frombuffer(hashes.tobytes(), np.uint64), 0)

@@ -93,13 +93,14 @@ class App:
         put them off meanwhile."""
         self._settings = settings
         self._source = source
-        self._metrics = Metrics()
+        secret = secrets.randbits(63)
+        self._metrics = Metrics(secret=secret)
         self._draw = random.Random(settings.seed)  # noqa: S311 -- not for secrets
         self._security = Security(settings, time.monotonic, self._metrics.deny)
         self._fleet = Fleet([])
         self._plane: EventPlane = self._security.make_plane()
         self._indexer = KVIndexer(
-            settings.approx_ttl, settings.index_max_memory, self._metrics.lifecycle, secret=secrets.randbits(63)
+            settings.approx_ttl, settings.index_max_memory, self._metrics.lifecycle, secret=secret
         )
         shared = share(member) if member else None
         self._book = LoadBook(shared.load if shared else None)

@@ -61,8 +61,10 @@ class _Worker:
 class KVLifecycle(Collector):
     """Implements `indexer.observer.Observer`."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], secret: int = 0) -> None:
+        """`secret`: see `indexer.sampling.sample`."""
         self._clock = clock
+        self._secret = secret
         self._workers: dict[str, _Worker] = {}
         self._looked_up, self._found = [0, 0], [0, 0]
         """At the workers, and in the store."""
@@ -99,12 +101,12 @@ class KVLifecycle(Collector):
         worker = self._worker(rank.worker_id)
         worker.stored[tier] += len(hashes)
         worker.created[tier] += created
-        if sampled := sample(hashes):
+        if sampled := sample(hashes, self._secret):
             self._ages.stored(rank, tier, sampled, self._clock())
 
     def removed(self, rank: WorkerRank, tier: Tier, hashes: SequenceHashes) -> None:
         self._worker(rank.worker_id).evicted[tier] += len(hashes)
-        if sampled := sample(hashes):
+        if sampled := sample(hashes, self._secret):
             self._ages.removed(rank, tier, sampled, self._clock())
 
     def dropped(self, rank: WorkerRank, blocks: Mapping[Tier, int], cause: Cause) -> None:
@@ -131,7 +133,7 @@ class KVLifecycle(Collector):
             self._found[1] += stored // block_size
             reused[1] += decision.stored_tokens // block_size
         chain = prompt.chains.get(block_size) if held and prompt else None
-        if chain is not None and (sampled := sample(chain[:held])):
+        if chain is not None and (sampled := sample(chain[:held], self._secret)):
             self._ages.reused(decision.rank, sampled, self._clock())
 
     def finished(self, outcome: Outcome) -> None:

@@ -25,11 +25,12 @@ Sample = tuple[tuple[str, ...], float]
 class Metrics:
     """One registry per router, so that several may live in one process."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, secret: int = 0) -> None:
+        """`secret`: see `KVLifecycle`."""
         self.registry = CollectorRegistry(auto_describe=True)
         self.tallies = Tallies()
         self.registry.register(self.tallies)
-        self.lifecycle = KVLifecycle(clock)
+        self.lifecycle = KVLifecycle(clock, secret)
         self.registry.register(self.lifecycle)
         ProcessCollector(registry=self.registry)
         self.untokenized = self._counter(

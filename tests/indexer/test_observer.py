@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from indexer.events import Cleared, EventBatch, LoadReport, Removed, Stored, pack_hashes
 from indexer.hash_kernels import ONE_IN
@@ -147,8 +148,17 @@ def test_assumptions_expire() -> None:
 
 
 def test_a_sample_is_the_same_share_of_blocks_wherever_they_come() -> None:
-    hashes = np.arange(1, 10 * ONE_IN + 1, dtype=np.uint64)
-    expected = [ONE_IN * number for number in range(1, 11)]
-    assert sample(hashes) == expected
-    assert sample(np.frombuffer(hashes.tobytes(), np.uint64)[::-1].copy()) == expected[::-1]
-    assert sample(hashes[:0]) == []
+    hashes = np.arange(1000 * ONE_IN, dtype=np.uint64)
+    sampled = sample(hashes, 1)
+    assert len(sampled) == pytest.approx(1000, rel=0.1)
+    assert sample(np.frombuffer(hashes.tobytes(), np.uint64)[::-1].copy(), 1) == sampled[::-1]
+    assert sample(hashes[:0], 1) == []
+
+
+def test_nobody_can_have_more_than_a_share_of_blocks_in_the_sample_without_the_secret() -> None:
+    """A client can choose tokens so that each of its blocks has a hash that is in the sample of another secret, or has
+    the same lowest bits."""
+    hashes = np.random.default_rng(1).integers(0, 2**64, 1000 * ONE_IN, np.uint64)
+    for chosen in (np.array(sample(hashes, 1), np.uint64), hashes * np.uint64(ONE_IN)):
+        for secret in (0x1F3D5B79A2C4E608, 0x7E1B20C6D3A59F41):
+            assert len(sample(chosen, secret)) < 2 * len(chosen) // ONE_IN

@@ -12,8 +12,8 @@ import pytest
 
 from engines.description import EngineDescription, Model
 from indexer.events import Cleared, EventBatch, Removed, Stored, pack_hashes
-from indexer.hash_kernels import ONE_IN
 from indexer.kv_indexer import KVIndexer, PromptHashes
+from indexer.sampling import sample
 from indexer.types import Tier, WorkerRank
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
@@ -24,7 +24,7 @@ from router.workers.spec import parse_worker
 from router.workers.worker import Worker
 
 A, B = WorkerRank("a", 0), WorkerRank("b", 1)
-SAMPLED = ONE_IN  # a hash that belongs to the sample
+SAMPLED, ANOTHER = sample(np.arange(5, 1000, dtype=np.uint64), 0)[:2]  # hashes that belong to the sample
 
 
 class State:
@@ -56,7 +56,7 @@ def stored(*hashes: int, tier: Tier = Tier.GPU) -> Stored:
     return Stored(tier, pack_hashes(hashes))
 
 
-PROMPT = PromptHashes(100, {16: np.array([SAMPLED, 1, 2, 3, 4, 2 * SAMPLED], np.uint64)})
+PROMPT = PromptHashes(100, {16: np.array([SAMPLED, 1, 2, 3, 4, ANOTHER], np.uint64)})
 
 
 def route(state: State, overlap: int | None, best: int | None, stored: int | None, loads: int = 0) -> None:
@@ -126,7 +126,7 @@ def test_ages_are_those_of_the_sample(state: State) -> None:
 
 
 def test_a_block_that_is_not_reached_is_not_reused(state: State) -> None:
-    state.says(A, stored(SAMPLED, 2 * SAMPLED))
+    state.says(A, stored(SAMPLED, ANOTHER))
     route(state, overlap=0, best=16, stored=None)
     assert state.read("router_kv_first_reuse_seconds_count") == 0
     route(state, overlap=16, best=16, stored=None)

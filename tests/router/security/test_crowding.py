@@ -13,10 +13,12 @@ from router.settings import Settings
 async def test_each_router_has_a_secret_of_its_own_for_all_that_it_keeps_of_prompts() -> None:
     found: list[int] = []
     for _ in range(2):
-        indexer = App(Settings())._indexer
+        app = App(Settings())
+        indexer = app._indexer
         indexes = [indexer.index, indexer._guesses, indexer._predicted._younger, indexer._predicted._older]
         assumptions = [indexer._assumed._lives, indexer._guessed._lives]
         secrets = {index._secret for index in indexes} | {int(lives._nodes[0, 0]) for lives in assumptions}
+        secrets.add(app._metrics.lifecycle._secret)
         assert len(secrets) == 1
         found += secrets
     assert len({*found, NO_SECRET}) == 3
