@@ -149,6 +149,7 @@ class WorkerConnection(protocol.Protocol):
         "_head",
         "_head_only",
         "_heads",
+        "_interim",
         "_left",
         "_paused",
         "_receiver",
@@ -174,6 +175,7 @@ class WorkerConnection(protocol.Protocol):
         self._head: Head | None = None
         self._chunked: ChunkedBody | None = None
         self._buffer = b""
+        self._interim = 0  # bytes of heads before the answer's own
         self._left = 0
         self._head_only = False
         self._paused = False
@@ -191,6 +193,7 @@ class WorkerConnection(protocol.Protocol):
         """Begin a request. `head_only`: it is HEAD, whose answer has no body."""
         self._receiver = receiver
         self._head = None
+        self._interim = 0
         self._head_only = head_only
         self._events_to = None
         self.recent = self.latest = b""
@@ -278,19 +281,22 @@ class WorkerConnection(protocol.Protocol):
     def _take_head(self, receiver: Receiver, data: bytes) -> None:
         self.heard = True
         head = None
+        start = 0
         while head is None or head.status < 200:  # 100 Continue, 103 Early Hints: the answer proper follows
-            end = data.find(b"\r\n\r\n") + 4
-            if end < 4:
-                self._buffer = data
-                if len(data) > _MAX_HEAD:
+            end = data.find(b"\r\n\r\n", start) + 4
+            if end < 4 or self._interim > _MAX_HEAD:
+                self._buffer = data[start:]
+                if self._interim + len(self._buffer) > _MAX_HEAD:
                     self.cut("its answer's head is too long")
                 return
             try:
-                head, length = self._heads.read(data[:end], self._head_only)
+                head, length = self._heads.read(data[start:end], self._head_only)
             except _NO_ANSWER:
                 self.cut("its answer is not valid HTTP")
                 return
-            data = data[end:]
+            self._interim += end - start
+            start = end
+        data = data[start:]
         self._buffer = b""
         self._begin_body(receiver, head, length)
         if self._receiver is receiver and (data or head.framing == "empty" or length == 0):

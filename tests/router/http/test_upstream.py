@@ -534,6 +534,20 @@ def test_a_head_that_never_ends() -> None:
     assert (client.end, line.transport.aborted) == ("its answer's head is too long", True)
 
 
+def test_interim_answers_that_never_end() -> None:
+    line, interim = Line(), b"HTTP/1.1 100 Continue\r\n\r\n" * 1000
+    client = line.ask()
+    line.feed(interim)
+    line.feed(SIZED + b"hello")
+    assert (client.body, client.end) == (b"hello", "end")
+    client = line.ask()
+    for _ in range(_MAX_HEAD // len(interim)):
+        line.feed(interim)
+    assert client.end == ""
+    line.feed(interim * 2)
+    assert (client.end, line.transport.aborted) == ("its answer's head is too long", True)
+
+
 def test_a_body_of_no_bytes_is_complete_with_its_head() -> None:
     client = Line().asked(SIZED.replace(b"5", b"0"))
     assert (client.head and client.head[1], client.body, client.end) == (0, b"", "end")
