@@ -67,6 +67,8 @@ class RequestReader:
         self._refuse = refuse
         self._shared = shared
         self._limits = shared.limits
+        # One that could never be held is too large: there is no use in trying it again later.
+        self._most_body = min(self._limits.max_body, self._limits.max_buffered)
         self._passing = passing
         self._admit = admit
         self._read: list[Read] = []
@@ -119,7 +121,7 @@ class RequestReader:
     def _take_repeated(self, repeated: RepeatedRequest, data: bytes) -> bytes:
         """Reads a request whose head is like the last one. Returns what is left to parse."""
         found = repeated.find(data)
-        if not found or found[1] > self._limits.max_body:
+        if not found or found[1] > self._most_body:
             self._misses += 1
             self._repeated = None
             return data
@@ -235,7 +237,7 @@ class RequestReader:
             self._let_continue()  # last, since any of the others may have refused it
 
     def _heed(self, name: bytes, value: bytes) -> None:
-        if name == b"content-length" and int(value) > self._limits.max_body:
+        if name == b"content-length" and int(value) > self._most_body:
             self._refuse_body()
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             self._refuse_message(501, "Of transfer codings only chunked is understood.")
@@ -251,7 +253,7 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         self._no_content = 0
-        if self._body_size + len(body) > self._limits.max_body:
+        if self._body_size + len(body) > self._most_body:
             self._refuse_body()
         elif not self._refused:
             self._add(body)
@@ -300,7 +302,8 @@ class RequestReader:
                 self._refuse_with(self._refuse(429, text)._replace(headers=((b"retry-after", b"1"),)))
 
     def _refuse_body(self) -> None:
-        self._refuse_message(413, f"The request's body is larger than {self._limits.max_body} bytes (--max-body-size).")
+        flag = "--max-body-size" if self._most_body == self._limits.max_body else "--max-buffered"
+        self._refuse_message(413, f"The request's body is larger than {self._most_body} bytes ({flag}).")
 
     def _refuse_message(self, status: int, message: str) -> None:
         self._refuse_with(self._refuse(status, message))

@@ -241,8 +241,8 @@ def test_what_is_read_of_large_bodies_ends_at_the_limit() -> None:
     clients: Clients[Connection] = Clients(LIMITS)
     sites = [site(clients=clients) for _ in range(3)]
     for one in sites:
-        one.feed(post(8 * LARGE)[: LARGE + 5000])
-    for _ in range(20):
+        one.feed(post(4 * LARGE)[: LARGE + 5000])
+    for _ in range(18):
         for one in sites:
             one.feed(b"x" * 10_000)
             assert clients.buffered <= LIMITS.max_buffered

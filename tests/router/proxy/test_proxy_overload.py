@@ -257,6 +257,19 @@ async def test_bodies_beyond_what_may_be_held_are_answered_with_429(a: ScriptedW
             assert (await three.ask(post(body=large))).status == 200
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_could_never_be_held_is_too_large(a: ScriptedWorker, chunked: bool) -> None:
+    """429 would have its client try again for ever."""
+    large = b"x" * (2**20 + 1)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n" % len(large)
+    async with running(a, max_buffered=2**20) as router, router.client() as client:
+        client.send(head + large if chunked else post(body=large))
+        got = await client.answer()
+        assert (got.status, got.header(b"retry-after")) == (413, None)
+        assert "1048576 bytes (--max-buffered)" in error_of(got)["message"]
+        assert router.total("router_clients_refused_total", cause="max_buffered") == 0
+
+
 async def test_all_connections_are_looked_at_now_and_then(a: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.housekeeping.INTERVAL", 0.01)
     async with running(a, keep_alive_timeout=0.02) as router, router.client() as client:
