@@ -52,8 +52,13 @@ BAD_ENDPOINT = (
 _SETTLED_BY_EVENTS = {NO_EVENT_SOURCES, EVENTS_OFF, FOREIGN_ENDPOINT, BAD_ENDPOINT}
 
 
-def unsettled(told: Sequence[str], *, events: bool, replay: bool, block_size: bool) -> tuple[str, ...]:
-    """Those that an operator has not settled by stating what is missing. `events`: where all ranks publish."""
+def unsettled(
+    told: Sequence[str], *, events: bool, replay: bool, block_size: bool, events_read: bool = True
+) -> tuple[str, ...]:
+    """Those that an operator has not settled by stating what is missing. `events`: where all ranks publish.
+    `events_read`: whether anybody here connects there; else it is no matter where that is."""
+    if not events_read:
+        told, events, replay = [problem for problem in told if problem != OLD_EVENTS], True, True
     settled = (_SETTLED_BY_EVENTS if events else set()) | ({NO_REPLAY} if replay else set())
     settled |= ({NO_BLOCK_SIZE} if block_size else set()) | ({NOT_AN_ENGINE} if block_size and events else set())
     return tuple(problem for problem in told if problem not in settled)

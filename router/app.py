@@ -20,7 +20,7 @@ from publishers.plane import EventPlane
 from publishers.streams import say
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface
-from router.arms import follows_events, make_arms, reads_prompts
+from router.arms import follows_events, make_arms, reads_engine_events, reads_prompts
 from router.cli import Source
 from router.context import RouterContext
 from router.draining import Draining
@@ -111,7 +111,7 @@ class App:
             self._scheduler,
             settings.store is not None,
             prompts=reads_prompts(settings),
-            engine_events=follows_events(settings) and settings.event_plane == "local",
+            engine_events=reads_engine_events(settings),
         )
         self._queue = self._make_queue()
         self._ingest = Ingest(
@@ -266,7 +266,8 @@ class App:
         if settings.event_plane != "local" and (spec.events or spec.replay):
             log_event(logger, logging.WARNING, _NOT_READ, worker=spec.worker_id)
         pool = Pool(spec.url, settings.connect_timeout, security.workers.context, passing=security.answers_pass)
-        return Worker(spec, pool, Breaker(settings.breaker_failures, self._draw.random))
+        breaker = Breaker(settings.breaker_failures, self._draw.random)
+        return Worker(spec, pool, breaker, events_read=reads_engine_events(settings))
 
     async def _administer(self, roster: Roster) -> None:
         """What may change while the router runs: by its settings' file, and by its admin surface."""

@@ -150,6 +150,11 @@ def follows_events(settings: Settings) -> bool:
     return settings.kv_events and reads_prompts(settings)
 
 
+def reads_engine_events(settings: Settings) -> bool:
+    """Whether the router itself reads them from the engines' sockets, and not what publishers make of them."""
+    return follows_events(settings) and settings.event_plane == "local"
+
+
 def check_mode(settings: Settings) -> None:
     """Raises SettingsError for a flag that only mode kv heeds, if nothing is routed by it."""
     if reads_prompts(settings):

@@ -33,11 +33,15 @@ State = Literal["up", "down", "draining"]
 class Worker:
     """One engine. `description` is None until it has answered once."""
 
-    def __init__(self, spec: WorkerSpec, pool: Pool, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self, spec: WorkerSpec, pool: Pool, breaker: Breaker | None = None, *, events_read: bool = True
+    ) -> None:
+        """`events_read`: whether this router reads KV events from the engine's own sockets."""
         self.spec = spec
         self.id: Final = spec.worker_id
         self.pool = pool
         self.breaker = breaker or Breaker()
+        self._events_read = events_read
         self.description: EngineDescription | None = None
         self.up = False
         self.draining = False
@@ -102,6 +106,7 @@ class Worker:
             events=stated.events is not None and not found.event_sources,  # what some ranks tell is not replaced
             replay=stated.replay is not None,
             block_size=stated.block_size is not None,
+            events_read=self._events_read,
         )
         return (*left, *other_block_size(stated.block_size, found.block_size))
 

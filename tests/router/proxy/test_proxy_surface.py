@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engines.problems import EVENTS_OFF
 from indexer.events import EventBatch, LoadReport
 from indexer.hashing import HASH_VERSION
 from indexer.types import WorkerRank
@@ -489,7 +490,25 @@ async def test_ready_tells_what_each_worker_is(a: ScriptedWorker) -> None:
     assert (worker["id"], worker["url"], worker["up"], worker["engine"]) == ("a", a.url, True, "vllm")
     assert (worker["models"], worker["block_size"]) == (["tiny"], 4)
     assert worker["ranks"][0]["routed"] == "by assumption"
-    assert any("--kv-events-config" in problem for problem in worker["problems"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"router_mode": "kv"}, True),
+        ({"ab": "kv:1,random:1"}, True),
+        ({"router_mode": "kv", "kv_events": False}, False),
+        ({"router_mode": "kv", "event_plane": "nats://127.0.0.1:1"}, False),
+        ({"router_mode": "round-robin"}, False),
+    ],
+)
+async def test_ready_asks_for_kv_events_only_where_the_router_reads_the_engines(
+    a: ScriptedWorker, settings: dict[str, Any], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside a broker it would ask for flags that are not read there, however they were set."""
+    async with running(a, **settings) as router, router.client() as client:
+        (worker,) = json.loads((await client.ask(get("/ready"))).body)["workers"]
+    assert (EVENTS_OFF in worker["problems"]) == (EVENTS_OFF in caplog.messages) == told
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,24 @@ def test_what_the_operator_states_is_no_problem(keys: str, problem: str, left: b
     assert one.problems == ((problem,) if left else ())
 
 
+@pytest.mark.parametrize(
+    ("keys", "problem", "left"),
+    [
+        *[("", problem, False) for problem in (NO_EVENT_SOURCES, EVENTS_OFF, BAD_ENDPOINT, FOREIGN_ENDPOINT)],
+        ("", NO_REPLAY, False),
+        ("", OLD_EVENTS, False),
+        ("", NO_BLOCK_SIZE, True),
+        ("", NOT_AN_ENGINE, True),
+        (",block_size=64", NOT_AN_ENGINE, False),
+    ],
+)
+def test_where_an_engine_publishes_is_no_matter_if_nobody_here_reads_it(keys: str, problem: str, left: bool) -> None:
+    spec = parse_worker(f"http://a:8000{keys}")
+    one = Worker(spec, Pool(spec.url, 1.0), events_read=False)
+    one.description = EngineDescription("vllm", problems=(problem,))
+    assert one.problems == ((problem,) if left else ())
+
+
 def test_an_endpoint_that_one_rank_of_several_tells_wrongly_stays_a_problem() -> None:
     sources = (EventSource(0, "tcp://a:1"),)
     assert worker("a", keys=",events=tcp://a:1", problems=(BAD_ENDPOINT,), sources=sources).problems == (BAD_ENDPOINT,)
