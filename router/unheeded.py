@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from router.arms import reads_prompts
@@ -9,15 +10,40 @@ from router.settings import Settings
 
 _ONLY_KV: Final = "only --router-mode kv heeds it"
 _KEYS: Final = "with --api-keys each key names its tenant"
+_PATIENCE: Final = "only --slo-action queue holds requests that would miss an objective"
+_NAMESPACE: Final = "with --event-plane local there is no broker that others share"
+_EVENT_HOST: Final = "with a broker, publishers read the engines' events, and take an --event-host each"
+_NO_TLS: Final = "no worker's URL begins with https://"
 
 
 def unheeded(settings: Settings) -> dict[str, str]:
     """Each such flag, and why."""
-    by_kv = settings.router_mode == "kv" or reads_prompts(settings)
-    reasons = {
-        "--kv-policy": _ONLY_KV if settings.kv_policy != "auto" and not by_kv else None,
-        "--kv-overlap-score-weight": _ONLY_KV if settings.kv_overlap_score_weight is not None and not by_kv else None,
-        "--router-temperature": _ONLY_KV if settings.router_temperature and not by_kv else None,
-        "--tenant-header": _KEYS if settings.tenant_header and settings.api_keys else None,
-    }
-    return {flag: why for flag, why in reasons.items() if why is not None}
+    return {flag: why for flag, why in (*_by_mode(settings), *_by_others(settings)) if why is not None}
+
+
+def _by_mode(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    """None: it is heeded, or not stated."""
+    reads = reads_prompts(settings)
+    by_kv = settings.router_mode == "kv" or reads
+    yield "--kv-policy", _ONLY_KV if settings.kv_policy != "auto" and not by_kv else None
+    yield "--kv-overlap-score-weight", _ONLY_KV if settings.kv_overlap_score_weight is not None and not by_kv else None
+    yield "--router-temperature", _ONLY_KV if settings.router_temperature and not by_kv else None
+    yield "--tokenizer", _ONLY_KV if settings.tokenizer != "auto" and not reads else None
+
+
+def _by_others(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    s, is_local = settings, settings.event_plane == "local"
+    yield "--tenant-header", _KEYS if s.tenant_header and s.api_keys else None
+    yield "--slo-patience", _PATIENCE if s.slo_patience != Settings.slo_patience and s.slo_action != "queue" else None
+    yield "--event-namespace", _NAMESPACE if s.event_namespace != Settings.event_namespace and is_local else None
+    yield "--event-host", _EVENT_HOST if s.event_host and not is_local else None
+    plain = not s.admin_listen and not any(url.startswith("https:") for url in _asked(s))
+    yield "--worker-ca", _NO_TLS if s.worker_ca and plain else None
+    yield "--worker-cert", _NO_TLS if s.worker_cert and plain else None
+
+
+def _asked(settings: Settings) -> Iterator[str]:
+    """The URLs for which `--worker-ca` and `--worker-cert` are."""
+    yield from (worker.url for worker in settings.workers)
+    if settings.store:
+        yield settings.store.url

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from router.settings import Settings
+from router.settings.administration import Address
+from router.store.spec import StoreSpec
 from router.unheeded import unheeded
+from router.workers.spec import parse_worker
+
+PLAIN = parse_worker("http://a:1")
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,22 @@ from router.unheeded import unheeded
         ({"tenant_header": "x-tenant"}, []),
         ({"api_keys": "keys.yaml"}, []),
         ({"tenant_header": "x-tenant", "api_keys": "keys.yaml"}, ["--tenant-header"]),
+        ({"router_mode": "random", "tokenizer": "engine"}, ["--tokenizer"]),
+        ({"router_mode": "random", "tokenizer": "engine", "ab": "kv:1,random:1"}, []),
+        ({"tokenizer": "engine", "ab": "round-robin:1,random:1"}, ["--tokenizer"]),
+        ({"slo_patience": 3.0, "ttft_slo": 1.0}, ["--slo-patience"]),
+        ({"slo_patience": 3.0, "slo_action": "queue"}, []),
+        ({"event_namespace": "blue"}, ["--event-namespace"]),
+        ({"event_namespace": "blue", "event_plane": "nats://broker"}, []),
+        ({"event_host": ("10.0.0.7",), "event_plane": "nats://broker"}, ["--event-host"]),
+        ({"event_host": ("10.0.0.7",)}, []),
+        (
+            {"workers": (PLAIN,), "worker_ca": "a", "worker_cert": "b", "worker_key": "c"},
+            ["--worker-ca", "--worker-cert"],
+        ),
+        ({"workers": (PLAIN, parse_worker("https://b:1")), "worker_ca": "a"}, []),
+        ({"workers": (PLAIN,), "worker_ca": "a", "store": StoreSpec(url="https://master:9003")}, []),
+        ({"workers": (PLAIN,), "worker_ca": "a", "admin_listen": Address("127.0.0.1", 0)}, []),
     ],
 )
 def test_flags_that_do_nothing_beside_the_others(settings: dict[str, Any], flags: list[str]) -> None:
