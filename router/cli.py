@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from engines.version import version_of
 from publishers.pipes import is_pipe
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
+from router.settings.administration import Address
 from router.yaml_text import NotYaml, read_yaml
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         raise SettingsError("There is no worker to route to; name each with --worker http://HOST:PORT.")
     keys = settings.api_keys is not None
     watchable = file is not None and not is_pipe(file)
-    settings.check_administration(processes=settings.processes, file=watchable, keys=keys)
+    serving = Address(settings.host, settings.port)
+    settings.check_administration(serving, processes=settings.processes, file=watchable, keys=keys)
     return settings
 
 

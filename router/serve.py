@@ -13,6 +13,7 @@ from functools import partial
 from publishers.embedded_nats import NatsServerError
 from publishers.event_loop import EventLoop
 from publishers.logs import configure_logging, log_event
+from publishers.reasons import reason_of
 from router.admin.surface import CannotAdminister
 from router.app import App
 from router.checking import check
@@ -100,7 +101,7 @@ def _tell_what_serves(settings: Settings) -> None:
 
 
 def _cannot_listen(settings: Settings, error: Exception) -> None:
-    reason = getattr(error, "strerror", None) or error
+    reason = reason_of(error) if isinstance(error, OSError) else error  # asyncio's words repeat the address
     log_event(logger, logging.ERROR, f"Cannot listen: {reason}", host=settings.host, port=settings.port)
 
 

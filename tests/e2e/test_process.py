@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.children import PATIENCE, Child, Router, Sim, get, wait_for
+from tests.fakes.reserved_port import ReservedPort
 
 pytestmark = pytest.mark.slow
 
@@ -237,6 +238,17 @@ def test_the_port_of_an_embedded_nats_server_in_use(logs: Path, processes: str) 
             assert "Cannot start: nats-server" in sentence
             assert "in use" in sentence
             assert "Traceback" not in router.log
+
+
+def test_the_port_goes_to_its_own_nats_server(logs: Path) -> None:
+    """Which is only seen when all is ready: the system's words then, and the address once."""
+    reserved = ReservedPort()
+    port = str(reserved.number)
+    arguments = ("--worker", "http://127.0.0.1:1", "--port", port, "--event-plane", f"nats+embedded://127.0.0.1:{port}")
+    with closing(reserved), Child("router", *arguments, log=logs) as router:
+        assert router.ended() == 1
+        (sentence,) = [line for line in router.log.splitlines() if " error " in line]
+        assert sentence.endswith(f" router Cannot listen: Address already in use host=127.0.0.1 port={port}")
 
 
 def test_no_worker_is_there_yet(logs: Path) -> None:

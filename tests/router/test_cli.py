@@ -102,6 +102,12 @@ def test_a_switch_has_two_flags() -> None:
         ([*WORKER, "--admin-listen", "[::]:1"], {}, "--admin-listen: others may reach ::"),
         ([*WORKER, "--admin-listen", "h:1"], {}, "--admin-listen: others may reach h"),
         ([*WORKER, "--admin-listen", "127.0.0.1:1", "--processes", "2"], {}, "--admin-listen needs one process"),
+        ([*WORKER, "--admin-listen", "127.0.0.1:1", "--port", "1"], {}, "--admin-listen and --port are both 1"),
+        (
+            [*WORKER, "--admin-listen", "127.0.0.1:8080", "--host", "0.0.0.0"],
+            {},
+            "--admin-listen and --port are both 8080",
+        ),
         ([*WORKER, "--watch-config"], {}, "--watch-config needs a file to watch"),
         (["--port", "x"], {}, "--port takes a whole number from 0 to 65535, not 'x'."),
         (["--port"], {}, "--port takes a whole number from 0 to 65535: expected one argument."),
