@@ -10,6 +10,7 @@ from router.settings import Settings
 
 _ONLY_KV: Final = "only --router-mode kv heeds it"
 _KEYS: Final = "with --api-keys each key names its tenant"
+_NO_TOKENS: Final = "with --tokenizer engine the router makes no tokens that it could send"
 _PATIENCE: Final = "only --slo-action queue holds requests that would miss an objective"
 _NAMESPACE: Final = "with --event-plane local there is no broker that others share"
 _EVENT_HOST: Final = "with a broker, publishers read the engines' events, and take an --event-host each"
@@ -34,6 +35,7 @@ def _by_mode(settings: Settings) -> Iterator[tuple[str, str | None]]:
 def _by_others(settings: Settings) -> Iterator[tuple[str, str | None]]:
     s, is_local = settings, settings.event_plane == "local"
     yield "--tenant-header", _KEYS if s.tenant_header and s.api_keys else None
+    yield "--send-token-ids", _NO_TOKENS if s.send_token_ids and s.tokenizer == "engine" else None
     yield "--slo-patience", _PATIENCE if s.slo_patience != Settings.slo_patience and s.slo_action != "queue" else None
     yield "--event-namespace", _NAMESPACE if s.event_namespace != Settings.event_namespace and is_local else None
     yield "--event-host", _EVENT_HOST if s.event_host and not is_local else None

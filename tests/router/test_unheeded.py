@@ -33,6 +33,8 @@ PLAIN = parse_worker("http://a:1")
         ({"router_mode": "random", "tokenizer": "engine"}, ["--tokenizer"]),
         ({"router_mode": "random", "tokenizer": "engine", "ab": "kv:1,random:1"}, []),
         ({"tokenizer": "engine", "ab": "round-robin:1,random:1"}, ["--tokenizer"]),
+        ({"send_token_ids": True}, []),
+        ({"send_token_ids": True, "tokenizer": "engine"}, ["--send-token-ids"]),
         ({"slo_patience": 3.0, "ttft_slo": 1.0}, ["--slo-patience"]),
         ({"slo_patience": 3.0, "slo_action": "queue"}, []),
         ({"event_namespace": "blue"}, ["--event-namespace"]),
