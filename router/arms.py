@@ -156,16 +156,16 @@ def reads_engine_events(settings: Settings) -> bool:
 
 
 def check_mode(settings: Settings) -> None:
-    """Raises SettingsError for a flag that only mode kv heeds, if nothing is routed by it."""
+    """Raises SettingsError for a flag that only mode kv heeds, if no prompt is routed by it."""
     if reads_prompts(settings):
         return
-    stated = {"--store": settings.store is not None, "--send-token-ids": settings.send_token_ids}
-    if settings.router_mode != "kv":
-        stated |= {
-            "--ttft-slo": settings.ttft_slo is not None,
-            "--tbt-slo": settings.tbt_slo is not None,
-            "--slo-action": settings.slo_action != "reject",
-        }
+    stated = {
+        "--store": settings.store is not None,
+        "--send-token-ids": settings.send_token_ids,
+        "--ttft-slo": settings.ttft_slo is not None,
+        "--tbt-slo": settings.tbt_slo is not None,
+        "--slo-action": settings.slo_action != "reject",
+    }
     instead = "an --ab without an arm of it" if settings.router_mode == "kv" else settings.router_mode
     for flag in (flag for flag, is_stated in stated.items() if is_stated):
         raise SettingsError(f"{flag} belongs to --router-mode kv, not to {instead}; take kv, or leave {flag} out.")
