@@ -238,7 +238,7 @@ class WorkerConnection(protocol.Protocol):
             self._ended(self, False)
             receiver.on_end()
         else:
-            receiver.on_broken("the connection was closed" if exc is None else str(exc))
+            receiver.on_broken("the connection was closed" if exc is None else _said(exc))
 
     def data_received(self, data: bytes) -> None:
         receiver, chunked, write = self._receiver, self._chunked, self._events_to
@@ -343,3 +343,8 @@ class WorkerConnection(protocol.Protocol):
         self._transport.abort()
         if receiver:
             receiver.on_broken(reason)
+
+
+def _said(error: Exception) -> str:
+    """For people: without the number that `str` puts in front."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -558,6 +559,13 @@ def test_a_body_that_its_connections_end_should_end_may_break_off_too() -> None:
     client = line.asked(UNTIL_CLOSE + b"x")
     line.connection.connection_lost(ConnectionResetError("reset"))
     assert (client.body, client.end) == (b"x", "reset")
+
+
+def test_a_reset_is_told_in_words_alone() -> None:
+    line = Line()
+    client = line.asked(SIZED)
+    line.connection.connection_lost(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+    assert client.end == "Connection reset by peer"
 
 
 def test_interim_answers_alone_are_none() -> None:
