@@ -45,6 +45,14 @@ def interrupting(*_, **__):
     print("Went on")
 {module}.warm_up = interrupting
 """
+IN_A_CALLBACK = """
+import ctypes, os, threading, {module}
+def interrupting(*_, **__):
+    ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), {number}))()
+    threading.Event().wait(20)
+    print("Went on")
+{module}.warm_up = interrupting
+"""
 
 NAMES_HANG = """
 import os, signal, socket, threading, router.serve
@@ -142,11 +150,12 @@ def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> 
 @pytest.mark.parametrize(
     ("module", "command"), [("router.app", ROUTER), ("publishers.process", PUBLISHER)], ids=["router", "publisher"]
 )
+@pytest.mark.parametrize("prelude", [WHILE_COMPILING, IN_A_CALLBACK], ids=["in Python", "in a callback from LLVM"])
 def test_a_signal_while_it_compiles_ends_it_at_once(
-    module: str, command: tuple[str, ...], number: signal.Signals, status: int
+    prelude: str, module: str, command: tuple[str, ...], number: signal.Signals, status: int
 ) -> None:
     """Half a minute is more than whoever ends it would wait."""
-    assert run(WHILE_COMPILING.format(module=module, number=int(number)), *command) == (status, "", "")
+    assert run(prelude.format(module=module, number=int(number)), *command) == (status, "", "")
 
 
 def test_names_that_are_being_looked_up_keep_a_router_neither_from_listening_nor_from_ending() -> None:
