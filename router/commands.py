@@ -11,7 +11,6 @@ from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import TypeVar, cast
 
-from publishers.early_ending import end_at_sigterm
 from publishers.logs import configure_logging
 from publishers.streams import leads_nowhere, lose_output
 from router.cli import Source
@@ -37,7 +36,6 @@ def run(arguments: list[str]) -> int:
             return _shown(lambda: other(arguments[1:]))
         except OSError as error:
             return _lost(f"kv-router {arguments[0]}", error)
-    end_at_sigterm()
     hold_hangups()
     source = Source(arguments, os.environ)
     try:

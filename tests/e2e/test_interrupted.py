@@ -25,7 +25,7 @@ import os, signal, sys
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
 sys.meta_path.insert(0, Interrupting())
 """
 ONCE_MADE = """
@@ -102,6 +102,10 @@ if "--multiprocessing-fork" in sys.orig_argv:
 """
 
 
+def _interrupted_importing(module: str) -> str:
+    return WHILE_IMPORTING.format(module=module, number=int(signal.SIGINT))
+
+
 def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
     """Its status, and what it says."""
     runs = f"import runpy, sys; sys.argv = {['', *arguments]}; runpy.run_module({package!r}, run_name='__main__')"
@@ -120,10 +124,10 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
     ("prelude", "command"),
     [
         # Those are never compiled: what is, imports each other without asking anybody.
-        (WHILE_IMPORTING.format(module="router.cli"), ROUTER),
-        (WHILE_IMPORTING.format(module="router.workers.roster"), ROUTER),
-        (WHILE_IMPORTING.format(module="publishers.publisher"), PUBLISHER),
-        (WHILE_IMPORTING.format(module="engines.sim.fleet"), FLEET),
+        (_interrupted_importing("router.cli"), ROUTER),
+        (_interrupted_importing("router.workers.roster"), ROUTER),
+        (_interrupted_importing("publishers.publisher"), PUBLISHER),
+        (_interrupted_importing("engines.sim.fleet"), FLEET),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
     ],
@@ -138,6 +142,15 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
 )
 def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
     assert run(prelude, *command) == (INTERRUPTED, "", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "command"), [("router.cli", ROUTER), ("publishers.publisher", PUBLISHER)], ids=["router", "publisher"]
+)
+def test_sigterm_while_it_imports_ends_it_well(module: str, command: tuple[str, ...]) -> None:
+    """As later; the first process of a container would not even be ended."""
+    prelude = WHILE_IMPORTING.format(module=module, number=int(signal.SIGTERM))
+    assert run(prelude, *command) == (0, "", "")
 
 
 def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> None:
