@@ -47,7 +47,7 @@ class Limits:
         memory(
             "Limits",
             "Most bytes of large request bodies (above 64KiB) that each process holds at a time; requests beyond that "
-            "are answered with 429.",
+            "are answered with 429, and one whose body alone is larger with 413.",
         ),
     ] = 1024**3
     client_timeout: Annotated[
