@@ -78,6 +78,8 @@ def no_worker(
         return error_response(status, f"{message}and no worker that serves requests whole is up.")
     if up and not retried:
         return error_response(503, f"No worker can serve the request: {_why_none(up)}. See /ready.")
+    if up:
+        return error_response(503, "Workers have failed the request, and there is no other to try it at; see /ready.")
     kind = "No worker that can take the request" if unfit else "No worker"
     what = f"{kind} is up" if model is None else f"{kind} that serves {model!r} is up"
     return error_response(503, f"{what}; see /ready for what each worker lacks.")

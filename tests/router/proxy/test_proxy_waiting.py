@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,23 @@ async def test_a_retry_is_held_like_any_other(a: ScriptedWorker, b: ScriptedWork
         assert (await first).status == 200
         answered = await second
         assert (answered.status, answered.header(b"x-router-worker")) == (200, b"a")
+
+
+async def test_a_held_retry_is_told_that_its_last_worker_fails_too(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    """Both are up, as /ready shows: it is no help to say that none is."""
+    async with running(a, b, router_mode="kv") as router, router.client() as one, router.client() as two:
+        first = await busy(one, a)
+        b.then(drop)
+        second = asyncio.ensure_future(two.ask(asking(SHORT)))
+        await until(lambda: len(queue_of(router)) == 1)
+        fleet = router.app._fleet
+        fleet.trip(fleet.workers["a"], "it fails", time.monotonic())
+        queue_of(router).wake()
+        refused = await second
+        assert (refused.status, [worker.id for worker in fleet.up]) == (503, ["a", "b"])
+        assert "Workers have failed the request" in json.loads(refused.body)["error"]["message"]
+        a.go_on.set()
+        assert (await first).status == 200
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["by setting", "by header"])
