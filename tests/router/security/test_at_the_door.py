@@ -271,14 +271,16 @@ def guard(*entries: Key, protect: bool = True) -> Guard:
 
 
 def test_keys_read_again_keep_what_is_in_use() -> None:
-    """What has been used up of a limit stays used up, unless the limit is another."""
+    """What has been used up of a limit stays used up, unless the limit is another. All else is as it was read last."""
     one = Key("one", sha256(ONE.encode()).hexdigest(), requests_per_minute=1)
     door = guard(one, Key("gone", sha256(TWO.encode()).hexdigest()), Key("unused", "b" * 64))
     tenant, _ = (door._tenant([(b"x-api-key", key.encode())]) for key in (ONE, TWO))
     assert set(door._tenants) == {"one", "gone"}, "thousands may never come"
     tenant.admit(0.0)
-    door.take(Keys([Key("one", "c" * 64, requests_per_minute=1)]))
+    assert tenant.may_use("secret-model")
+    door.take(Keys([Key("one", "c" * 64, requests_per_minute=1, models=frozenset(("tiny",)))]))
     assert door._tenants == {"one": tenant}
+    assert not tenant.may_use("secret-model")
     with pytest.raises(Exception, match="1 requests a minute"):
         tenant.admit(0.0)
     door.take(Keys([Key("one", "c" * 64, requests_per_minute=2)]))
