@@ -142,6 +142,7 @@ async def test_metrics_are_for_admin_keys(a: ScriptedWorker, keys: str) -> None:
     async with running(a, api_keys=keys) as router, router.client() as client:
         got = await client.ask(get_with(ONE, "/metrics"))
         assert (got.status, error(got)["type"]) == (403, "permission_error")
+        assert router.total("router_denied_requests_total", reason="admin") == 1
         assert (await client.ask(get_with(ADMIN, "/metrics"))).status == 200
 
 
@@ -163,6 +164,7 @@ async def test_a_model_that_is_not_for_this_key_is_as_if_it_were_not_there(a: Sc
             assert (got.status, error(got)["code"], error(got)["param"]) == (404, "model_not_found", "model")
             assert (await client.ask(ask_with(TWO, b'{"model":"tiny","prompt":"x"}', path))).status == 200
             assert (await client.ask(ask_with(ONE, b'{"model":"secret-model","prompt":"x"}', path))).status == 200
+        assert router.total("router_denied_requests_total", reason="model") == 2
         unknown = await client.ask(ask_with(TWO, b'{"model":"no","prompt":"x"}'))
         assert b"secret-model" not in unknown.body
         shown = [await client.ask(get_with(key, "/v1/models/secret-model")) for key in (ONE, TWO)]
@@ -261,6 +263,7 @@ async def test_requests_at_a_time_however_they_end(a: ScriptedWorker, b: Scripte
             await busy(first, a, router, ONE)
             got = await client.ask(ask_with(ONE))
             assert (got.status, got.header(b"retry-after")) == (429, b"1")
+            assert router.total("router_denied_requests_total", reason="concurrency") == 1
             assert (await client.ask(get_with(ONE, "/v1/models"))).status == 429
         await router.at_rest()  # the first client has gone
         assert (await client.ask(ask_with(ONE))).status == 200
