@@ -28,6 +28,7 @@ def test_less_than_one_a_minute_is_one_at_a_time() -> None:
     assert bucket.take(0.0) == 0.0
     assert bucket.take(0.0) == pytest.approx(120.0)
     assert bucket.take(120.0) == 0.0
+    assert [bucket.take(1e6) > 0 for _ in range(2)] == [False, True]
 
 
 @given(st.floats(0.1, 600), st.lists(st.floats(0, 30), max_size=60))
