@@ -161,6 +161,26 @@ def test_sglang_keeps_text_as_text_and_always_adds_special_tokens(
     assert prompts.ids("completions", {"prompt": "a", "add_special_tokens": False})[0] == 0
 
 
+TEXT, IMAGE = {"type": "text", "text": "Last"}, {"type": "image_url", "image_url": {"url": "data:,x"}}
+
+
+@pytest.mark.parametrize("last", ["Last", [TEXT], [IMAGE, TEXT]], ids=str)
+def test_in_front_of_media_stands_what_the_messages_behind_them_make_of_it(
+    tmp_path: Path, reference: tokenizers.Tokenizer, last: object
+) -> None:
+    """Templates look ahead, as for the last question, since which an assistant's thoughts are shown."""
+    template = "{{ messages | length }}{{ messages[-1].content }}:{% for m in messages %}{{ m.content }};{% endfor %}"
+    messages = [USER, {"role": "user", "content": [IMAGE]}, {"role": "user", "content": last}]
+    tokens = showing(tmp_path, template).before_media({"messages": messages})
+    assert reference.decode(tokens.tolist()) == "3Last:Hi;"
+
+
+def test_where_the_template_does_not_show_the_first_medium_nothing_in_front_of_it_is_known(tmp_path: Path) -> None:
+    prompts = showing(tmp_path, "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    messages = [USER, {"role": "tool", "content": [IMAGE]}, USER]
+    assert prompts.before_media({"messages": messages}).tolist() == []
+
+
 @pytest.mark.parametrize("ids", [[5, 6], np.array([5, 6], np.uint32)], ids=type)
 def test_sglang_takes_ids_in_place_of_messages(prompts: PromptTokens, model_folder: Path, ids: object) -> None:
     fields = {"messages": [USER], "input_ids": ids, "tools": []}
