@@ -56,7 +56,7 @@ def test_what_the_model_sees_is_the_prompt(path: bytes, body: object, expected: 
         ({"text": "hi"}, None, None, False),
         ({"text": "hi", "model": "m", "cache_salt": "s", "stream": True}, "m", "s", True),
         ({"text": ["hi"], "cache_salt": ["s"], "stream": None}, None, "s", False),
-        ({"text": ["hi"], "cache_salt": [None]}, None, None, False),
+        ({"text": ["hi"], "cache_salt": [None], "model": ""}, None, None, False),
         ({"text": ["hi"], "cache_salt": []}, None, None, False),
     ],
 )
