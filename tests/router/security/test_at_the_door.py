@@ -50,6 +50,7 @@ async def test_without_a_key_nothing_is_done(a: ScriptedWorker, keys: str, reque
         assert router.total("router_denied_requests_total", reason="no_key") == 1
     assert (got.status, got.header(b"www-authenticate")) == (401, b"Bearer")
     assert got.header(b"x-request-id")
+    assert b"An API key is needed here" in got.body
     assert (error(got)["type"], error(got)["code"]) == ("authentication_error", "invalid_api_key")
     assert a.requests == []
 
@@ -122,7 +123,8 @@ async def test_with_a_key_where_anthropics_clients_put_it(a: ScriptedWorker, key
 
 async def test_health_is_open_and_ready_says_yes_or_no_only(a: ScriptedWorker, keys: str) -> None:
     async with running(a, api_keys=keys) as router, router.client() as client:
-        assert (await client.ask(get("/health"))).status == 200
+        for request in (get("/health"), get("/health", b"content-length: 0")):
+            assert (await client.ask(request)).status == 200
         for request in (get("/ready"), get_with(ONE, "/ready"), get_with("kvr-wrong", "/ready")):
             got = await client.ask(request)
             assert (got.status, json.loads(got.body)) == (200, {"ready": True})
@@ -165,6 +167,8 @@ async def test_a_model_that_is_not_for_this_key_is_as_if_it_were_not_there(a: Sc
             assert (await client.ask(ask_with(TWO, b'{"model":"tiny","prompt":"x"}', path))).status == 200
             assert (await client.ask(ask_with(ONE, b'{"model":"secret-model","prompt":"x"}', path))).status == 200
         assert router.total("router_denied_requests_total", reason="model") == 2
+        nameless = await client.ask(ask_with(TWO, b'{"prompt":"x"}'))
+        assert (nameless.status, error(nameless)["param"], b"name one of tiny " in nameless.body) == (403, "model", True)
         unknown = await client.ask(ask_with(TWO, b'{"model":"no","prompt":"x"}'))
         assert b"secret-model" not in unknown.body
         shown = [await client.ask(get_with(key, "/v1/models/secret-model")) for key in (ONE, TWO)]
