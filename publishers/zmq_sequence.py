@@ -89,8 +89,8 @@ class ZmqSequence:
 
     @property
     def caught_up(self) -> bool:
-        """Nothing is known to be on its way, or missing for now."""
-        return self._asked is None and not self._missing
+        """Nothing is known to be on its way, or missing: what is missing is asked for at once."""
+        return self._asked is None
 
     def handle(self, stimulus: Stimulus) -> list[Instruction]:
         match stimulus:
@@ -176,7 +176,7 @@ class ZmqSequence:
         self._asked = None
         if self._next and not self._missing:
             return []
-        lost = self._jump(max(self._highest + 1, self._next))
+        lost = self._jump(self._highest + 1)
         return lost + self._drain() + self._ask_if_missing()
 
     def _jump(self, seq: int) -> list[Instruction]:
