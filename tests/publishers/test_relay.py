@@ -15,7 +15,15 @@ import indexer.handle_kernels
 import indexer.hash_kernels
 import publishers.rank
 import publishers.relay
-from engines.events import AllBlocksCleared, BlockCopied, BlockRemoved, BlockStored, EngineBatch, EngineEvent
+from engines.events import (
+    AllBlocksCleared,
+    BlockCopied,
+    BlockRemoved,
+    BlockStored,
+    EngineBatch,
+    EngineEvent,
+    WindowStored,
+)
 from indexer.events import Cleared, EventBatch, Removed, ReplayRequest, Stored, encode, pack_hashes, unpack_hashes
 from indexer.hashing import chain_hashes, pack_tokens, root_hash
 from indexer.types import Namespace, Tier, WorkerRank
@@ -188,6 +196,7 @@ def test_a_copy_is_of_what_an_event_before_described() -> None:
     assert subject.apply(batch(stored([13], [8, 9, 10, 11], parent=12)))[0].events == [
         Stored(Tier.GPU, pack_hashes(ours(list(range(12)))[2:]))
     ]
+    assert (subject.counts.stored, subject.counts.removed) == (5, 2)
 
 
 def test_a_copy_of_what_is_not_known_is_counted_and_leaves_the_view_exact() -> None:
@@ -204,15 +213,17 @@ def test_a_copy_of_what_is_not_known_is_counted_and_leaves_the_view_exact() -> N
 @pytest.mark.parametrize("lose", [RankRelay.lose_track, RankRelay.malformed])
 def test_a_restart_begins_a_new_epoch_with_nothing(lose: Any) -> None:
     subject = relay()
-    subject.apply(batch(*TEN))
+    subject.apply(batch(*TEN, WindowStored([0], SIZE, 0, 1)))
+    subject.apply(batch(stored([20], [20] * 2 * SIZE, block_size=2 * SIZE)))
     lose(subject)
     assert not subject.exact
     subject.restart(EPOCH + 1)
     assert subject.exact
-    assert (subject.epoch, subject.event_id, len(subject)) == (EPOCH + 1, -1, 0)
+    assert (subject.epoch, subject.event_id, len(subject), subject.counts.epochs) == (EPOCH + 1, -1, 0, 1)
     assert subject.replay(ask(0, EPOCH)) == [EventBatch("w", 1, EPOCH + 1, -1, [], 0, 1)]
-    (made,) = subject.apply(batch(TEN[0]))
-    assert made == EventBatch("w", 1, EPOCH + 1, 0, [Stored(Tier.GPU, pack_hashes(ours([0] * SIZE)))])
+    (made,) = subject.apply(batch(TEN[0], WindowStored([0], SIZE, 0, 2)))
+    first = pack_hashes(ours([0] * SIZE))
+    assert made == EventBatch("w", 1, EPOCH + 1, 0, [Stored(Tier.GPU, first), Stored(Tier.GPU, first, 2)])
     assert subject.replay(ask(0, EPOCH + 1)) == [made]
 
 
