@@ -241,6 +241,7 @@ def test_a_report_reveals_what_was_lost_without_a_trace() -> None:
 def test_a_router_that_joins_late_asks_for_everything() -> None:
     indexer = watching()
     assert indexer.view(RANK) is View.BLIND
+    assert indexer.on_reconnect() == [], "nobody to ask was heard of"
     assert indexer.on_report(report(500)) == [ReplayRequest("w", 0, 1, 0)]
     indexer.on_batch(batch(500, stored(1), part=0, parts=2))
     assert indexer.view(RANK) is View.RECOVERING
@@ -264,14 +265,16 @@ def heard() -> KVIndexer:
     return indexer
 
 
-def test_a_publisher_that_falls_silent_is_doubted_until_it_reports() -> None:
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_publisher_that_falls_silent_is_doubted_until_it_speaks(reports: bool) -> None:
     indexer = heard()
     looks(indexer, SILENCE)
     assert indexer.view(RANK) is View.EXACT
     looks(indexer, 1)
     assert indexer.view(RANK) is View.RECOVERING
     assert held(indexer) == {1}
-    assert indexer.on_report(report(0, epoch=5)) == []
+    speak = indexer.on_report(report(0, epoch=5)) if reports else indexer.on_batch(batch(1, epoch=5))
+    assert speak == []
     assert indexer.view(RANK) is View.EXACT
 
 
@@ -465,6 +468,7 @@ def test_a_publisher_without_events_is_not_asked_for_those_of_the_engine_before(
     for _ in range(SILENCE):
         looks(indexer, 1)
         assert indexer.on_report(report(0, epoch=NO_EVENTS, exact=False)) == []
+    assert indexer.on_reconnect() == []
     assert (held(indexer), indexer.view(RANK)) == (set(), View.BLIND)
 
 
@@ -533,12 +537,51 @@ def test_a_replay_that_is_given_up_does_not_end_one_that_began_after_it() -> Non
     assert indexer.view(RANK) is View.EXACT
 
 
+def test_what_nobody_answers_is_asked_for_again_after_a_reconnect_and_not_with_each_batch() -> None:
+    indexer = heard()
+    assert indexer.on_batch(batch(2, stored(3), epoch=5)) == [ReplayRequest("w", 0, 5, 1)]
+    indexer.on_replay_end(RANK)
+    assert indexer.on_batch(batch(3, stored(4), epoch=5)) == []
+    assert indexer.on_reconnect() == [ReplayRequest("w", 0, 5, 1)]
+    indexer.on_batch(batch(1, stored(2), epoch=5))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1, 2, 3, 4}, View.EXACT)
+    assert indexer.on_reconnect() == [ReplayRequest("w", 0, 5, 4)]
+    indexer.on_replay_end(RANK)
+    assert indexer.view(RANK) is View.RECOVERING, "more may have been lost"
+    assert indexer.on_batch(batch(5, epoch=5)) == [ReplayRequest("w", 0, 5, 4)]
+
+
+def test_a_replay_for_a_rank_that_was_forgotten_ends_none_of_the_rank_that_is_watched_anew() -> None:
+    indexer = heard()
+    indexer.on_reconnect()
+    indexer.forget(RANK)
+    indexer.watch(RANK)
+    indexer.on_replay_end(RANK)
+    indexer.on_batch(batch(0, stored(1), epoch=5))
+    assert indexer.on_batch(batch(2, stored(3), epoch=5)) == [ReplayRequest("w", 0, 5, 1)]
+    indexer.on_batch(batch(1, stored(2), epoch=5))
+    indexer.on_replay_end(RANK)
+    assert (held(indexer), indexer.view(RANK)) == ({1, 2, 3}, View.EXACT)
+
+
+def test_a_snapshot_that_nobody_waits_for_or_of_less_than_is_known_changes_nothing() -> None:
+    """As one of a replay that was given up."""
+    indexer = heard()
+    indexer.on_batch(batch(1, stored(2), epoch=5))
+    indexer.on_batch(batch(1, stored(6), epoch=5, parts=1))
+    indexer.on_reconnect()
+    indexer.on_batch(batch(0, stored(6), epoch=5, parts=1))
+    assert held(indexer) == {1, 2}
+
+
 def test_half_a_snapshot_is_no_view_and_is_asked_for_whole() -> None:
     indexer = heard()
     indexer.ask_anew(RANK)
     indexer.on_batch(batch(0, stored(6), epoch=5, part=0, parts=2))
+    indexer.on_batch(batch(1, stored(7), epoch=5, part=1, parts=2))  # of another
     indexer.on_replay_end(RANK)
-    assert indexer.view(RANK) is View.RECOVERING
+    assert (held(indexer), indexer.view(RANK)) == ({6}, View.RECOVERING)
     assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, -1, 0)]
 
 
@@ -549,10 +592,11 @@ def test_the_rest_of_a_snapshot_is_not_all_where_its_beginning_was_forgotten() -
     indexer.relearn(RANK)
     indexer.on_batch(batch(0, stored(7), epoch=5, part=1, parts=2))
     indexer.on_replay_end(RANK)
-    assert indexer.view(RANK) is View.RECOVERING
+    assert (held(indexer), indexer.view(RANK)) == (set(), View.RECOVERING)
     assert indexer.on_report(report(0, epoch=5)) == [ReplayRequest("w", 0, -1, 0)]
     indexer.on_batch(batch(0, stored(6, 7), epoch=5, parts=1))
     indexer.on_replay_end(RANK)
+    indexer.relearned(RANK)  # all of it is known by now
     assert held(indexer) == {6, 7}
     assert indexer.view(RANK) is View.EXACT
 
