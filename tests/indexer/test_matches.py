@@ -132,7 +132,8 @@ def test_several_block_sizes_read_as_one() -> None:
     indexer.index.store(large, Tier.CPU, chains[32][1:])
     matches = indexer.find_matches(hash_prompt(tokens, [16, 32], PLAIN))
     ranks = RankSet([none, large, small])
-    assert matches.blocks_of(ranks).tolist() == [0, 3, 4]
+    assert matches.blocks_of(ranks).tolist() == matches.known_blocks_of(ranks).tolist() == [0, 3, 4]
+    assert matches.cpu_blocks_of(ranks).tolist() == [0, 3, 4]
     assert matches.gpu_blocks_of(ranks).tolist() == [0, 1, 4]
     assert matches == {small: Overlap(4, 4), large: Overlap(3, 1)}
     agrees(matches, ranks)
