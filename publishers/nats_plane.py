@@ -203,6 +203,7 @@ class NatsPlane:
             except Exception:
                 # Any exception of the library: the plane must reconnect.
                 logger.exception("The connection to NATS broke down")
+                self._attempted.set()
             self._went_down()
             await asyncio.sleep(RECONNECT_WAIT)
 

@@ -298,6 +298,36 @@ async def test_it_comes_back_when_nats_py_has_given_up(nats_server: NatsServer) 
     await plane.close()
 
 
+async def test_nobody_waits_for_a_library_that_fails_and_it_is_tried_again(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("theirs")
+
+    plane, back = NatsPlane([nats_server.url]), Count()
+    plane.on_reconnect(back)
+    with monkeypatch.context() as patch:
+        patch.setattr(SafeClient, "connect", fail)
+        async with asyncio.timeout(30):
+            await plane.start()
+        assert not plane.connected
+    await back.reached(1)
+    assert plane.connected
+    assert "The connection to NATS broke down" in caplog.messages
+    await plane.close()
+
+
+async def test_that_messages_come_too_fast_is_told_once(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    for _ in range(2):
+        await plane._on_error(nats.errors.SlowConsumerError("events", "", 1, None))  # type: ignore[arg-type]
+    await plane.close()
+    assert caplog.text.count("Messages came too fast") == 1
+
+
 @pytest.mark.parametrize("error", [ConnectionResetError("lost"), nats.errors.UnexpectedEOF(), RuntimeError("theirs")])
 async def test_only_what_nobody_expects_is_an_error(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture, error: Exception
