@@ -202,11 +202,7 @@ class RankRelay:
             out.append(Removed(Tier.GPU, pack_hashes(hashes), window))
 
     def _remove(self, event: BlockRemoved) -> SequenceHashes:
-        try:
-            hashes = self._handles.remove(event.tier, event.engine_hashes)
-        except TypeError:
-            self.malformed()
-            return _NOTHING
+        hashes = self._handles.remove(event.tier, event.engine_hashes)
         self.counts.removed += len(hashes)
         return hashes
 
