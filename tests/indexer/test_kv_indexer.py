@@ -645,13 +645,25 @@ def test_what_was_assumed_while_events_were_missing_is_forgotten_once_all_are_th
     indexer.predict(RANK, FIRST.chain(16), now=0)
     if cleared:
         indexer.on_batch(batch(1, Cleared()))
+        indexer.assume(RANK, SECOND.chain(16), now=0)
     indexer.on_report(report(1 if cleared else 0))
     assert indexer.view(RANK) is View.EXACT
+    assert bool(indexer.find_assumed(SECOND)) is cleared, "of what no events will tell"
     indexer.expire(now=1e6)
     indexer.predict(RANK, SECOND.chain(16), now=1e6)  # on which predictions expire
     assert indexer.find_matches(FIRST) == {}
     indexer.expire(now=2e6)
     assert indexer.find_matches(SECOND) == {}, "its events will tell"
+
+
+def test_what_was_assumed_while_events_were_missing_goes_with_what_turned_out_to_be_wrong() -> None:
+    indexer = lacking()
+    indexer.predict(RANK, FIRST.chain(16), now=0)
+    indexer.expire(now=1e6)
+    assert indexer.find_matches(FIRST) == {RANK: Overlap(4, 4)}
+    indexer.ask_anew(RANK)
+    indexer.on_batch(batch(0, stored(1), parts=1))
+    assert indexer.find_matches(FIRST) == {}
 
 
 def test_what_a_rank_is_sent_is_assumed_while_its_publisher_is_of_another_version() -> None:

@@ -279,6 +279,8 @@ def test_more_ranks_than_memory_allows_are_refused() -> None:
     known = len(index.slots())
     assert 64 <= known < 2000
     assert index.entries() + index.evicted + index.refused == 2000 * 5
+    index.store_window(WorkerRank("one more", 0), 1, CHAINS[0][:5])
+    assert (index.entries() + index.evicted + index.refused, len(index.slots())) == (2001 * 5, known)
     for rank in list(index.slots()):
         index.clear(rank)
     for _ in range(10):  # the sweep goes on with those that are refused

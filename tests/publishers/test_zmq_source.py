@@ -242,6 +242,27 @@ async def test_hostile_frames_are_counted_and_said_once(caplog: pytest.LogCaptur
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
 
 
+class Rambling(FakeEngine):
+    """Says much that is no part of an answer before it answers."""
+
+    async def _answer(self) -> None:
+        client, empty, _ = await self._router.recv_multipart()
+        for nonsense in ([], [b"1", b"x"], [b"kv@", bytes(7), b"x"], [b"kv@", bytes(8), b"x", b"more"]):
+            await self._router.send_multipart([client, empty, *nonsense])
+        for seq, payload in (*enumerate(self.payloads), (2**64 - 1, b"")):
+            await self._router.send_multipart([client, empty, *self._frames(seq.to_bytes(8, "big"), payload)])
+
+
+async def test_hostile_frames_amid_a_replay_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with Rambling() as engine:
+        await engine.lose(stored(0))
+        async with following(engine.source) as (log, subject):
+            await until(lambda: log.caught_up == [True])
+            assert log.said == engine.payloads
+            assert subject.counts.malformed == {"wrong replay frames": 4}
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
 async def test_a_message_without_end_ends_the_connection_and_another_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
