@@ -81,8 +81,9 @@ async def test_what_is_of_a_wrong_type_is_counted_too(wrong: dict[str, Any]) -> 
 async def test_a_removal_of_a_wrong_type_is_counted_too() -> None:
     publisher = KVPublisher(LocalPlane(), "w", 0, 4)
     publisher.removed(None)  # type: ignore[arg-type]
+    publisher.removed([None])  # type: ignore[list-item]
     publisher.removed([1], "GPU")  # type: ignore[arg-type]
-    assert publisher.counts.malformed == 2
+    assert publisher.counts.malformed == 3
 
 
 @pytest.mark.parametrize("namespace", ["", "my fleet", "a.b", "*", ">"])
