@@ -78,12 +78,13 @@ def test_a_prompt_joins_the_line_when_what_is_stored_of_it_should_be_there() -> 
     assert left[2] > 0.0
 
 
+@pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_what_is_loaded_is_booked_until_it_is_there(ending: Ending) -> None:
+def test_what_is_loaded_is_booked_until_it_is_there(ending: Ending, streamed: bool) -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
     decision = choosing.select(candidates, 1_000, holding({}), 0.0, stored=320)
-    booking = choosing.reserve(decision, 0.0)
+    booking = choosing.reserve(decision, 0.0, streamed)
     assert choosing.store_loads.tokens == {A: 320}
     assert choosing.book.load(A, 0.0) == Load(1, 680, 1_000)
     end(booking, ending, 1.0)

@@ -68,8 +68,10 @@ def test_the_models_of_each_worker_are_looked_through_once(monkeypatch: pytest.M
 
 
 def test_only_who_uses_the_shared_store_is_credited_with_what_it_holds() -> None:
-    ranks = ranks_of([worker("b1", "store=true"), worker("b2", "store=false"), worker("b3", "")])
-    assert ranks.uses_store.tolist() == [True, False, True]
+    workers = [worker("b1", "store=true"), worker("b2", "store=false"), worker("b3", "")]
+    parted = make_split([worker("p", NIXL), worker("d", NIXL)])
+    for ranks in (ranks_of(workers), ranks_of(workers, parted).whole):
+        assert ranks.uses_store.tolist() == [True, False, True]
 
 
 NIXL = "connector=nixl"
