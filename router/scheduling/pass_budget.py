@@ -60,9 +60,7 @@ class PassBudget:
 
     def may_consider(self, spot: Spot) -> bool:
         lane, part, position = spot
-        candidates = self.lanes.get(lane)
-        if candidates is None:
-            return False
+        candidates = self.lanes[lane]
         if candidates in self._unseen and self._sets_left:
             self._sets_left -= 1
             self._unseen.discard(candidates)
