@@ -116,7 +116,7 @@ class Line(Generic[Who]):
     def _make_room(self) -> None:
         """Drop the rows of requests that have left; double the table if the others still fill more than half."""
         rows = self._held_rows()
-        size = max(_FIRST_ROWS, len(self._who) * (2 if 2 * len(rows) > len(self._who) else 1))
+        size = len(self._who) * (2 if 2 * len(rows) > len(self._who) else 1)
         seconds, numbers = np.zeros((5, size)), np.zeros((5, size), np.int64)
         seconds[:, : len(rows)], numbers[:, : len(rows)] = self._seconds[:, rows], self._numbers[:, rows]
         self._seconds, self._numbers, self._used = seconds, numbers, len(rows)

@@ -253,9 +253,8 @@ class LoadBook:
         self._reported_at[place] = now
         reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         self._note_limits(report, reported_tokens, place)
-        has_foreign = self._note_foreign_load(report, reported_tokens, place)
-        if has_foreign or report.kv_active_blocks is not None:
-            self._oldest = min(self._oldest, now)
+        self._note_foreign_load(report, reported_tokens, place)
+        self._oldest = min(self._oldest, now)
         self._count_most_anew(place)
 
     def _note_limits(self, report: LoadReport, reported_tokens: int, place: int) -> None:
@@ -267,8 +266,7 @@ class LoadBook:
         full = self._is_full(report, reported_tokens, place)
         limits[1, place] = report.request_active_slots if full else limits[2, place]
 
-    def _note_foreign_load(self, report: LoadReport, reported_tokens: int, place: int) -> bool:
-        """Returns whether there are foreign requests."""
+    def _note_foreign_load(self, report: LoadReport, reported_tokens: int, place: int) -> None:
         rows = self._rows
         reported = (report.request_active_slots or 0) + (report.num_requests_waiting or 0)
         requests = max(0, reported - self._most(MOST_SEQUENCES, BEFORE_SEQUENCES, place))
@@ -277,7 +275,6 @@ class LoadBook:
         rows[FOREIGN_REQUESTS][place], rows[FOREIGN_TOKENS][place] = requests, tokens
         if report.kv_active_blocks is not None:
             rows[BEYOND][place] = reported_tokens - self._sum(NEW, place)
-        return requests > 0
 
     def _count_most_anew(self, place: int) -> None:
         """A report has come: from now on, the most that is booked until the next one counts."""
