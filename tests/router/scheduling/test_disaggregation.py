@@ -18,7 +18,7 @@ from router.scheduling.candidates import Candidates, Split
 from router.scheduling.decision import Choice, Decision, Prediction
 from router.scheduling.latency import Prefill
 from router.scheduling.load import Load, LoadBook
-from router.scheduling.others import Others
+from router.scheduling.others import ALONE, Others
 from router.scheduling.scheduler import Scheduler
 from tests.router.scheduling.candidates import Scripted, holding_on_gpu, named, rank
 
@@ -298,11 +298,11 @@ def test_who_prefilled_is_needed_until_the_other_begins_to_answer(pushes: bool) 
     assert choosing.in_flight(onward.rank) == 0
 
 
-def decoding(choosing: Scheduler, streamed: bool) -> DecodeBooking:
+def decoding(choosing: Scheduler, streamed: bool, others: Others = ALONE) -> DecodeBooking:
     """The second part of a request, whose prompt is computed at 1 s."""
     decision = choosing.select(fleet(whole=()), 5000, holding_on_gpu({}), 0.0)
     onward = choosing.select_decode(decision, holding_on_gpu({}), 0.0, prefilled=True)
-    booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, streamed)
+    booking = choosing.reserve_decode(decision.rank, onward, 5000, 0.0, streamed, others)
     booking.prefilled(1.0)
     return booking
 
@@ -323,6 +323,17 @@ def test_nothing_is_learned_of_a_transfer_whose_request_has_ended() -> None:
     booking.release(2.0)
     booking.first_token(9.0)
     assert choosing.disaggregation.transfers.factors(np.array([False]), 10.0).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("others", "learned"), [(ALONE, 50.0), (Others(1), 0.0)])
+def test_how_long_answers_are_is_learned_once_from_who_decodes_a_single_one(others: Others, learned: float) -> None:
+    choosing = scheduler()
+    booking = decoding(choosing, streamed=True, others=others)
+    booking.first_token(2.0)
+    booking.generated(100, 3.0)
+    for now in (4.0, 5.0):
+        booking.release(now)
+    assert choosing.latency.answer_tokens == learned
 
 
 def test_a_decision_for_a_changed_fleet_keeps_no_costs_of_the_former() -> None:

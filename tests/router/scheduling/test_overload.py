@@ -13,6 +13,7 @@ from hypothesis.stateful import invariant, rule
 from router.scheduling.admission import Objectives, QueueFull, QueueTimeout, Refusal
 from router.scheduling.auto import Auto
 from router.scheduling.balance import RoundRobin
+from router.scheduling.candidates import Candidates, Split
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Policy
 from router.scheduling.figures import LOAD_ROWS
@@ -437,14 +438,16 @@ class Overload(Comings):
     def __init__(self) -> None:
         self.limits = Limits(max_queue=5, queue_timeout=3.0, max_concurrency=4, max_worker_concurrency=2)
         super().__init__(Desk(Cheapest(Auto()), "abc", self.limits))
-        self.sets = [self.desk.candidates, named("a"), named("bc")]
+        parted = Split(named("a"), (named("bc"),), (np.array([False, True]),), (False,))
+        self.sets = [self.desk.candidates, named("a"), named("bc"), Candidates([], parted)]
+        self.sets.append(Candidates([(rank("b"), 16), (rank("c"), 16)], parted))
 
     @rule(
         prompt=st.sampled_from([0, 100, 40_000]),
         priority=st.sampled_from([0, 0, -1]),
         tenant=st.sampled_from(["", "x", "y"]),
         known=st.booleans(),
-        kind=st.integers(0, 2),
+        kind=st.integers(0, 4),
     )
     def ask(self, prompt: int, priority: int, tenant: str, known: bool, kind: int) -> None:
         full = len(self.those("sent")) >= (self.limits.max_concurrency or 100)
@@ -466,6 +469,10 @@ class Overload(Comings):
     @invariant()
     def each_is_told_once(self) -> None:
         assert {request.outcomes for request in self.all} <= {0, 1}
+
+    @invariant()
+    def choosing_never_fails(self) -> None:
+        assert not self.those("failed")
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:

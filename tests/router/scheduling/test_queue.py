@@ -18,7 +18,7 @@ from router.scheduling.auto_costs import ENOUGH
 from router.scheduling.backlog import Entry
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.booking import PrefillBooking
-from router.scheduling.candidates import Candidates
+from router.scheduling.candidates import Candidates, Split
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.figures import MUCH_LATER
 from router.scheduling.latency import PREFILL_PRIOR, Prefill
@@ -344,6 +344,17 @@ def test_those_not_looked_at_are_ahead_of_who_comes_after_the_fleet_has_changed(
     desk.clock.run(TICK)
     late = desk.ask(ttft_slo=float(works[0]) * left / 2)
     assert late.fate == "refused", "for all that are ahead"
+
+
+def test_who_waits_for_a_pair_goes_elsewhere_when_there_are_no_pairs_any_more() -> None:
+    desk = Desk(ranks="bdp")
+    pair = Split(named("p"), (named("d"),), (np.array([False]),), (False,))
+    desk.candidates = Candidates([], pair)
+    first, second = desk.ask(), desk.ask()
+    assert (first.fate, second.fate) == ("sent", "waits")
+    desk.candidates = named("b")
+    desk.clock.run(TICK)
+    assert second.fate == "sent"
 
 
 # -- in which order

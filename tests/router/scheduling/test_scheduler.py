@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from indexer.matches import Matches, Overlap
 from indexer.types import WorkerRank
 from router.scheduling import figures, load
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
-from router.scheduling.candidates import Candidates
+from router.scheduling.candidates import Candidates, Split
 from router.scheduling.cheapest import Cheapest
 from router.scheduling.decision import Choice, Decision, Policy, Situation, Uniform
 from router.scheduling.figures import Counts
@@ -150,6 +151,8 @@ def test_a_decision_explains_itself() -> None:
     assert told(decision) == (C, "least cost", 100, 32, 96)
     assert decision.prefill_tokens == 68
     assert repr(decision) == "<Decision for c#0: least cost, overlap 32 of 100 tokens>"
+    decision.settle()
+    assert (decision.costs, decision.predicted) == ({}, None), "as long as the request runs, that would take memory"
 
 
 def test_a_decision_that_nothing_was_added_up_for_has_no_costs() -> None:
@@ -268,9 +271,12 @@ def _route(choosing: Scheduler, candidates: Candidates, matches: Matches | None,
     return decision.rank
 
 
-def test_a_request_may_have_a_policy_of_its_own() -> None:
-    """The scheduler's own is not asked then."""
-    candidates = named("ab")
+PARTED = Candidates([], Split(named("ab"), (named("c"),) * 2, (np.array([False]),) * 2, (False,) * 2))
+
+
+@pytest.mark.parametrize("candidates", [named("ab"), PARTED])
+def test_a_request_may_have_a_policy_of_its_own(candidates: Candidates) -> None:
+    """The scheduler's own is not asked then, whether for a worker or for one that only prefills."""
     own, other = Watching(), RoundRobin()
     choosing = scheduler(own, candidates)
     chosen = [choosing.select(candidates, 100, None, 0.0, policy=other).position for _ in range(3)]
