@@ -130,8 +130,6 @@ class Backlog:
         rows = self._rows
         rows[HEAD][place] = int(line[0].work * MICRO) if line else 0
         rows[SINCE][place] = int(now * MICRO)
-        if not line:
-            rows[WORK][place] = 0
 
     def done(self, entry: Entry, now: float) -> float | None:
         """The first token is there. Returns the seconds that the rank spent on this prefill alone; None if it was
