@@ -97,7 +97,12 @@ def test_nothing_stays_booked_of_a_rank_that_has_gone() -> None:
     candidates = named("a")
     choosing = scheduler(candidates)
     booking = choosing.reserve(choosing.select(candidates, 1_000, holding({}), 0.0, stored=320), 0.0)
+    choosing.latency.observe_prefill(A, Prefill(1_000, 1_000), 9.0, 0.0)
     choosing.forget(A)
+    choosing.watch(A, 16)
+    assert choosing.book.load(A, 0.0) == Load()
+    assert choosing.store_loads.wait_seconds(candidates, 0.0) == 0.0
+    assert choosing.latency.seconds_on(A, 1.0) == 1.0
     booking.first_token(1.0)
     assert not choosing.store_loads.tokens
 
