@@ -104,6 +104,15 @@ def test_either_part_needs_room() -> None:
     assert [works.tolist() for works in found.of(candidates, ahead).values()] == [[2.0]]
 
 
+@pytest.mark.parametrize("whole", ["", "a"])
+def test_pairs_with_room_stay_whether_or_not_others_serve_requests_whole(whole: str) -> None:
+    found = found_in(parted(whole, "pq", "xy"), {"p": 1, "x": 1})
+    assert found
+    split = found.candidates.split
+    assert split
+    assert (names(found.candidates), names(split.prefills), names(split.decodes[0])) == (whole, "q", "y")
+
+
 @pytest.mark.parametrize("full", ["pq", "xy"])
 def test_without_room_for_one_part_it_goes_whole_or_waits(full: str) -> None:
     requests = dict.fromkeys(full, 1)
