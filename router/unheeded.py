@@ -9,6 +9,8 @@ from router.arms import reads_prompts
 from router.settings import Settings
 
 _ONLY_KV: Final = "only --router-mode kv heeds it"
+_NO_ARM: Final = "only an arm of mode kv heeds it, and --ab has none"
+_STAYS: Final = "with --router-mode direct each request names its worker, and no other continues it"
 _KEYS: Final = "with --api-keys each key names its tenant"
 _NO_TOKENS: Final = "with --tokenizer engine the router makes no tokens that it could send"
 _PATIENCE: Final = "only --slo-action queue holds requests that would miss an objective"
@@ -29,7 +31,11 @@ def _by_mode(settings: Settings) -> Iterator[tuple[str, str | None]]:
     yield "--kv-policy", _ONLY_KV if settings.kv_policy != "auto" and not by_kv else None
     yield "--kv-overlap-score-weight", _ONLY_KV if settings.kv_overlap_score_weight is not None and not by_kv else None
     yield "--router-temperature", _ONLY_KV if settings.router_temperature and not by_kv else None
-    yield "--tokenizer", _ONLY_KV if settings.tokenizer != "auto" and not reads else None
+    unread = _NO_ARM if by_kv else _ONLY_KV
+    yield "--tokenizer", unread if settings.tokenizer != "auto" and not reads else None
+    yield "--approx-ttl", unread if settings.approx_ttl != Settings.approx_ttl and not reads else None
+    stays = settings.router_mode == "direct"
+    yield "--migration-limit", _STAYS if settings.migration_limit and stays else None
 
 
 def _by_others(settings: Settings) -> Iterator[tuple[str, str | None]]:

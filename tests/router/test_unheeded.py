@@ -33,6 +33,9 @@ PLAIN = parse_worker("http://a:1")
         ({"router_mode": "random", "tokenizer": "engine"}, ["--tokenizer"]),
         ({"router_mode": "random", "tokenizer": "engine", "ab": "kv:1,random:1"}, []),
         ({"tokenizer": "engine", "ab": "round-robin:1,random:1"}, ["--tokenizer"]),
+        ({"router_mode": "random", "approx_ttl": 9.0}, ["--approx-ttl"]),
+        ({"router_mode": "direct", "migration_limit": 2}, ["--migration-limit"]),
+        ({"router_mode": "random", "migration_limit": 2, "approx_ttl": 120.0}, []),
         ({"send_token_ids": True}, []),
         ({"send_token_ids": True, "tokenizer": "engine"}, ["--send-token-ids"]),
         ({"slo_patience": 3.0, "ttft_slo": 1.0}, ["--slo-patience"]),
@@ -57,4 +60,5 @@ def test_flags_that_do_nothing_beside_the_others(settings: dict[str, Any], flags
 def test_the_reason_names_the_flag_that_decides() -> None:
     found = unheeded(Settings(router_mode="random", kv_policy="overlap", tenant_header="x", api_keys="keys.yaml"))
     assert "--router-mode kv" in found["--kv-policy"]
+    assert "--ab has none" in unheeded(Settings(tokenizer="engine", ab="random:1,random:1"))["--tokenizer"]
     assert "--api-keys" in found["--tenant-header"]
