@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from indexer import kernels
 from indexer.assumed import AssumedPrefixes
 from indexer.hashing import SequenceHashes
 from indexer.kv_indexer import KVIndexer
@@ -34,6 +35,17 @@ def prompts(seed: int, blocks: int = 500) -> Iterator[SequenceHashes]:
     draw = np.random.default_rng(seed)
     while True:
         yield draw.integers(0, 1 << 63, blocks, dtype=np.uint64)
+
+
+def rows_lost(index: PrefixIndex) -> int:
+    """Rows of holders that neither belong to a block nor are free."""
+    lost = 0
+    for table in index._tables.values():
+        entries = np.concatenate((table._table, table._old))
+        values = entries[1::2][entries[::2] > kernels._TOMB]
+        in_rows = values[(values >> kernels._45) & kernels._LANE == kernels._IN_ROW] & kernels._ROW_MASK
+        lost += len(table._rows) - 1 - len(np.unique(in_rows)) - table._figures[kernels.FREE_ROWS]
+    return lost
 
 
 class CappedMachine(RuleBasedStateMachine):
@@ -108,6 +120,10 @@ class CappedMachine(RuleBasedStateMachine):
         for key, blocks in self.uncapped.dump().items():
             assert blocks == self.held[key]
 
+    @invariant()
+    def loses_no_row(self) -> None:
+        assert rows_lost(self.index) == rows_lost(self.uncapped) == 0
+
 
 TestCapped = CappedMachine.TestCase
 TestCapped.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
@@ -181,6 +197,23 @@ def test_blocks_held_by_many_find_room_beside_those_of_one() -> None:
         for rank in RANKS:
             index.store(rank, Tier.GPU, prompt)
     assert index.find_matches(shared[-1]).blocks_of(EVERYBODY).tolist() == [500] * 8
+
+
+@pytest.mark.parametrize("how", ["removed", "cleared", "evicted"])
+def test_rows_of_blocks_that_are_gone_are_used_again(how: str) -> None:
+    """Else none would be left after days, and blocks of more than four holders would be refused."""
+    index, stays = PrefixIndex(1 << 18), WorkerRank("stays", 0)
+    for _, prompt in zip(range(300), prompts(16, 100), strict=False):
+        index.store(stays, Tier.GPU, prompt[:5])
+        for rank in RANKS:
+            index.store(rank, Tier.GPU, prompt)
+        for rank in RANKS:
+            if how == "removed":
+                index.remove(rank, Tier.GPU, prompt)
+            elif how == "cleared":
+                index.clear(rank)
+        assert rows_lost(index) == 0
+    assert bool(index.evicted) == (how == "evicted")
 
 
 def test_a_tier_that_comes_late_gets_its_share() -> None:
