@@ -59,6 +59,18 @@ def test_what_a_rank_held_is_gone_though_the_next_table_is_not_ready() -> None:
     assert [slot for slot, _ in table.dump()] == [1]
 
 
+def test_ranks_that_leave_at_once_are_swept_out_one_after_the_other() -> None:
+    table = PackedTable()
+    for slot in range(3):
+        table.store(slot, hashes(0)[:50])
+    table.condemn(0)
+    table.condemn(1)
+    for _ in range(20):
+        table.go_on(PART)
+    assert table.freed == {0, 1}
+    assert [slot for slot, _ in table.dump()] == [2]
+
+
 def test_also_where_memory_is_short_and_the_table_turns_over_again_and_again() -> None:
     table, page, turns, unready = PackedTable(lambda: 48 << 20), 2**18, 0, 0
     before, laid = table._table, 0

@@ -159,7 +159,7 @@ def test_an_event_of_many_blocks_while_one_rank_is_swept_out_and_another_waits_f
     assert index.find_matches(range(30_000, 40_000)) == {c: Overlap(10_000, 10_000)}
 
 
-@pytest.mark.parametrize("many", [1, 6])  # named in the entry, or in a row of their own
+@pytest.mark.parametrize("many", [1, 6, 70])  # named in the entry, or in a row of their own, of one word or of two
 def test_what_only_ranks_held_that_were_cleared_is_as_good_as_new(many: int) -> None:
     index = PrefixIndex()
     fleet, other, later = [WorkerRank("w", number) for number in range(many)], *RANKS[:2]
