@@ -313,6 +313,21 @@ def test_nobody_is_held_for_longer_than_the_limit() -> None:
     assert second.refusal.limit == 2.0
 
 
+@pytest.mark.parametrize(
+    ("limits", "objectives"),
+    [(Limits(queue_timeout=1.0), Objectives()), (Limits(max_concurrency=1), Objectives(1.0))],
+)
+def test_one_that_is_given_up_may_withdraw_another(limits: Limits, objectives: Objectives) -> None:
+    """Whose time is over too, by the queue's limit or by its objective."""
+    desk = Desk(limits=limits, objectives=objectives)
+    desk.ask(prompt=0)
+    other: list[Request] = []
+    first = desk.ask(on_refused=lambda _: desk.queue.withdraw(other[0]))
+    other.append(desk.ask())
+    desk.clock.run(2.0)
+    assert (first.fate, other[0].fate, len(desk.queue)) == ("refused", "waits", 0)
+
+
 def test_who_waits_for_room_is_refused_as_soon_as_its_objective_has_passed() -> None:
     desk = Desk(limits=Limits(max_concurrency=1), objectives=Objectives(1.0))
     first, second = desk.ask(), desk.ask()
