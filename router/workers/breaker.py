@@ -96,7 +96,6 @@ class Breaker:
         wait = min(LONGEST, WAIT * 2 ** min(self._tries, _DOUBLINGS))
         self._until = now + wait * (0.5 + self._draw() / 2)
         self._tries += 1
-        self._probed_at = None
         self.state = "open"
 
     def tick(self, now: float) -> bool:
@@ -114,7 +113,6 @@ class Breaker:
         """Close it; earlier failures do not count any more."""
         self._ends.clear()
         self._tries = 0
-        self._probed_at = None
         self.state = "closed"
 
     def _note(self, now: float, *, failed: bool) -> None:

@@ -87,7 +87,7 @@ def test_a_probe_that_fails_opens_it_for_longer_each_time_but_never_for_long() -
         while not breaker.tick(now):
             now += 0.01
         waits.append(now - since)
-        breaker.sent(now)
+        assert breaker.sent(now)
         assert breaker.failed(now)
     assert waits[:3] == pytest.approx([WAIT, 2 * WAIT, 4 * WAIT], abs=0.02)
     assert max(waits) == pytest.approx(LONGEST, abs=0.02)
@@ -113,12 +113,14 @@ def test_a_worker_that_starts_anew_is_not_blamed() -> None:
     breaker = broken()
     breaker.reset()
     assert (breaker.state, breaker.quiet) == ("closed", True)
+    breaker.trip(0.0)
+    assert breaker.tick(WAIT), "nor kept out for longer than any other"
 
 
 def test_one_that_is_known_to_be_sick_needs_no_count() -> None:
     breaker = Breaker()
     breaker.trip(0.0)
-    assert not breaker.admits
+    assert (breaker.admits, breaker.quiet) == (False, False)
     assert breaker.tick(WAIT)
 
 
