@@ -195,6 +195,21 @@ def test_the_end_of_a_stream_whose_tokens_are_all_there(last: list[bytes], with_
         assert usage["usage"] == {"prompt_tokens": 2, "total_tokens": 4, "completion_tokens": 2}
 
 
+def test_a_stream_that_is_all_there_ends_without_usage_where_no_tokens_were_told() -> None:
+    record = Record(chat=False, shows_ids=False, ends=ends_whole)
+    record.feed(told("a", None, reason="stop"))
+    assert record.ending(with_usage=True) == DONE
+
+
+def test_of_which_nothing_was_sent_another_begins_anew() -> None:
+    """A client that wants tokens has not been told the prompt's."""
+    record = Record(chat=False, shows_ids=True, ends=ends_whole)
+    first = told("", [11], [1, 2])
+    assert record.feed(first) == b""
+    assert record.cut() is None
+    assert record.feed(first) + record.feed(told("\u00e9", [12])) == first + told("\u00e9", [12])
+
+
 def test_of_an_engine_that_tells_no_tokens_what_another_counts_is_right() -> None:
     """Nothing but the role was sent, so the other was asked for all of it."""
     record = Record(chat=True, shows_ids=False, ends=ends_whole)

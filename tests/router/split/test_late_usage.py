@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from router.http.upstream import Head
@@ -74,6 +76,23 @@ async def test_an_answer_that_breaks_off_does_not_wait(seen: Seen, late: LateUsa
     late.on_body(EVENT, 0)
     late.on_broken("gone")
     assert seen.calls == [EVENT, "gone"]
+
+
+async def test_what_comes_after_the_release_does_not_wait(seen: Seen, late: LateUsage) -> None:
+    late.on_body(EVENT, 0)
+    late.release()
+    late.on_body(EVENT, 0)
+    late.on_end()
+    assert seen.calls == [EVENT, EVENT, "end"]
+
+
+async def test_a_client_does_not_wait_for_long(seen: Seen, late: LateUsage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.split.late_usage.PATIENCE", 0.0)
+    late.on_body(EVENT, 0)
+    assert seen.calls == []
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert seen.calls == [EVENT]
 
 
 async def test_what_was_dropped_does_not_come(seen: Seen, late: LateUsage) -> None:
