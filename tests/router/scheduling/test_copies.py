@@ -135,14 +135,24 @@ def test_conversations_pay_for_nothing() -> None:
         assert int(policy.cost(now).values.argmin()) == 0
 
 
-@pytest.mark.parametrize(("ranks", "requests", "copied"), [("ba", [0, 15], 0), ("bac", [3, 15, 0], 2)])
-def test_the_copy_is_made_where_it_costs_least(ranks: str, requests: list[int], copied: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "requests", "queue", "copied"),
+    [
+        ("ba", [0, 15], 0.0, 0),
+        ("bac", [3, 15, 0], 0.0, 2),
+        ("bac", [0, 15, 3], 0.0, 0),
+        ("bac", [7, 15, 1], 0.4, 0),  # it would cost less at c, which has enough to do
+    ],
+)
+def test_the_copy_is_made_where_it_costs_least(ranks: str, requests: list[int], queue: float, copied: int) -> None:
     policy, others = Auto(), len(ranks) - 2
     holders: dict[str, Any] = {
         "overlap": [0, 900] + [0] * others,
         "prefill": [1.0, 0.1] + [1.0] * others,
         "step": [0.01, 0.02] + [0.01] * others,
         "requests": requests,
+        "own": requests,
+        "queue": [0.0] * (others + 1) + [queue],
     }
     found = []
     for time in range(40):
