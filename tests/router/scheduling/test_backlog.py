@@ -228,8 +228,10 @@ def shared() -> tuple[Backlog, Backlog]:
     return one, other
 
 
-def test_processes_see_the_sum_of_theirs() -> None:
-    one, other = shared()
+@pytest.mark.parametrize("turn", [1, -1])
+def test_processes_see_the_sum_of_theirs(turn: int) -> None:
+    """Whichever of them was the first to send something."""
+    one, other = shared()[::turn]
     mine = one.add(A, 2.0, 0.0)
     other.add(A, 1.0, 0.5)
     other.add(B, 4.0, 0.5)

@@ -131,6 +131,7 @@ def test_each_candidate_is_shown_with_its_own_figures() -> None:
     ]
     assert list(seen.overlap_tokens) == [0, 64, 48]
     assert list(seen.credit_tokens) == [0, 64, 16 + 0.75 * 32]
+    assert seen.busy == 2 / 3
 
 
 def test_workers_of_different_block_sizes_are_compared_in_tokens() -> None:
