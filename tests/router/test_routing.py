@@ -242,12 +242,9 @@ def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_bookin
     assert caplog.messages == ["A decision could not be recorded"]
 
 
-def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    class Fails(SplitBodies):
-        def go_on(self, answer: Prefilled | None) -> bytes:
-            raise KeyError("room")
-
-    made, routed = context(), list[Leg | Pair | Response]()
+def with_a_pair() -> RouterContext:
+    """`context`, and two workers that serve "m2" together."""
+    made = context()
     for name, role in (("p", "prefill"), ("d", "decode")):
         url = f"http://{name}:1"
         worker = Worker(parse_worker(f"{url},name={name},role={role},connector=nixl"), Pool(url, 1.0))
@@ -255,6 +252,37 @@ def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog:
         made.fleet.add(worker)
         made.fleet.mark_up(worker)
         made.scheduler.watch(WorkerRank(name, 0), BLOCK)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("streamed", "limits", "seconds"),
+    [
+        (True, b"", 300.0),
+        (True, b',"max_tokens":10', 300.0),
+        (False, b"", None),
+        (False, b',"max_tokens":10', 305.0),
+        (False, b',"max_tokens":-1', 300.0),
+        (False, b',"max_tokens":1' + b"0" * 300, 300.0 + 2**30),
+    ],
+)
+def test_an_answer_that_comes_whole_may_take_longer_to_begin(
+    streamed: bool, limits: bytes, seconds: float | None
+) -> None:
+    options = RoutingOptions(streamed=streamed, body=b'{"prompt":"x"%b}' % limits)
+    routed = list[Leg | Pair | Response]()
+    RequestRouting(with_a_pair(), "m2", options).route(frozenset(), routed.append)
+    (pair,) = routed
+    assert isinstance(pair, Pair)
+    assert (pair.prefill_timeout, pair.decode_timeout) == (300.0, seconds)
+
+
+def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(SplitBodies):
+        def go_on(self, answer: Prefilled | None) -> bytes:
+            raise KeyError("room")
+
+    made, routed = with_a_pair(), list[Leg | Pair | Response]()
     routing = RequestRouting(made, "m2", RoutingOptions(body=b'{"prompt":"x","max_tokens":2}'))
     routing._bodies = Fails(b'{"prompt":"x","max_tokens":2}')
     routing.route(frozenset(), routed.append)
