@@ -256,6 +256,18 @@ def with_a_pair() -> RouterContext:
 
 
 @pytest.mark.parametrize(
+    ("model", "exclude", "asked"),
+    [("m", [], "w"), ("m", ["w"], None), ("m2", [], "p"), ("m2", ["d"], None), (None, [], "w"), (None, ["w"], "p")],
+)
+def test_who_is_asked_for_the_tokens_of_a_prompt_could_compute_it(
+    model: str | None, exclude: list[str], asked: str | None
+) -> None:
+    routing = RequestRouting(with_a_pair(), model, RoutingOptions(body=b'{"prompt":"x"}'))
+    worker = routing.idlest_worker(frozenset(exclude))
+    assert (worker and worker.id) == asked
+
+
+@pytest.mark.parametrize(
     ("streamed", "limits", "seconds"),
     [
         (True, b"", 300.0),
