@@ -168,7 +168,8 @@ async def test_a_model_that_is_not_for_this_key_is_as_if_it_were_not_there(a: Sc
             assert (await client.ask(ask_with(ONE, b'{"model":"secret-model","prompt":"x"}', path))).status == 200
         assert router.total("router_denied_requests_total", reason="model") == 2
         nameless = await client.ask(ask_with(TWO, b'{"prompt":"x"}'))
-        assert (nameless.status, error(nameless)["param"], b"name one of tiny " in nameless.body) == (403, "model", True)
+        assert (nameless.status, error(nameless)["param"]) == (403, "model")
+        assert b"name one of tiny " in nameless.body
         unknown = await client.ask(ask_with(TWO, b'{"model":"no","prompt":"x"}'))
         assert b"secret-model" not in unknown.body
         shown = [await client.ask(get_with(key, "/v1/models/secret-model")) for key in (ONE, TWO)]
