@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import pytest
 
-from router.http.pool import IDLE_LIFE, NoConnection, Pool
+from router.http.pool import IDLE_LIFE, Address, NoConnection, Pool, parse_address
 from router.http.upstream import Head, KnownHeads, WorkerConnection
 from tests.router.http.test_front import FakeTransport
 
@@ -73,6 +74,37 @@ def test_what_is_idle_for_too_long_is_closed_though_no_request_comes() -> None:
     pool.close_expired()
     assert [transport.aborted for transport in transports] == [True, True, False]
     assert pool.take_idle() is connection
+
+
+def test_a_request_does_not_get_a_connection_that_was_idle_for_too_long_which_is_closed() -> None:
+    now = 0.0
+    pool, transport = Pool("http://127.0.0.1:9", 60.0, clock=lambda: now), FakeTransport()
+    connection = WorkerConnection(KnownHeads(), pool._give_back, pool._discard)
+    connection.connection_made(transport)
+    answer_over(connection)
+    now = IDLE_LIFE
+    assert pool.take_idle() is None
+    assert transport.aborted
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://gpu-1", Address("gpu-1", 80, False, b"gpu-1", b"")),
+        ("https://gpu-1/", Address("gpu-1", 443, True, b"gpu-1", b"")),
+        ("https://me:word@gpu-1:8443/llm/", Address("gpu-1", 8443, True, b"gpu-1:8443", b"/llm")),
+        ("http://[::1]:8000", Address("::1", 8000, False, b"[::1]:8000", b"")),
+    ],
+)
+def test_where_a_url_leads(url: str, address: Address) -> None:
+    assert parse_address(url) == address
+
+
+def test_without_certificates_of_ones_own_https_is_checked_as_the_system_does() -> None:
+    secure = Pool("https://gpu-1", 60.0)._tls
+    assert secure
+    assert (secure.verify_mode, secure.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert Pool("http://gpu-1", 60.0, ssl.create_default_context())._tls is None
 
 
 class Wanting:
