@@ -602,6 +602,21 @@ def test_a_client_that_leaves_while_it_is_told_hears_no_more() -> None:
         assert (client.body, client.end, line.given_back) == (b"", "", 0)
 
 
+def test_a_client_that_leaves_with_the_last_bytes_does_not_hear_that_they_were_the_last() -> None:
+    class Leaving(Client):
+        def on_body(self, data: bytes, boundary: int) -> None:
+            super().on_body(data, boundary)
+            line.connection.abort()
+
+    for answer in (SIZED + b"hello", CHUNKED + EVENT + LAST, UNTIL_CLOSE + b"x"):
+        line = Line()
+        client = Leaving(line.connection)
+        line.connection.send(client, b"", b"", head_only=False)
+        line.feed(answer)
+        line.connection.connection_lost(None)
+        assert (answer.endswith(client.body), client.end, line.given_back) == (True, "", 0)
+
+
 # -- slow clients
 
 
