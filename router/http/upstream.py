@@ -119,9 +119,8 @@ def parse_head(
     passed_on = status_line(status) + header_lines(may_pass(headers, passing))
     events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream") and not _encoded(headers)
     stated = first(headers, b"content-length")
-    # RFC 9112 section 6.3: the transfer coding wins over a stated length
-    # and section 8.6 of RFC 9110 forbids one where there is never a body.
-    length = None if stated is None or framing == "chunked" or status == 204 else int(stated)
+    # RFC 9110 section 8.6 forbids one where there is never a body; beside a transfer coding the parser refuses it.
+    length = None if stated is None or status == 204 else int(stated)
     return Head(status, framing, events, keep_alive, passed_on), length
 
 

@@ -498,6 +498,8 @@ def test_what_nobody_asked_for_ends_the_connection(noise: bytes) -> None:
     [
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n",
         SIZED.replace(b"\r\n\r\n", b"\r\nb ad: x\r\n\r\n"),
     ],
 )
