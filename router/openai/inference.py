@@ -226,11 +226,8 @@ def inputs(path: bytes, raw: bytes) -> dict[str, Any]:
 
 
 def names_adapter(raw: bytes) -> bool:
-    """Whether a body, if it is JSON, names one besides its model."""
-    try:
-        return is_given(_decode_adapter(raw).lora_path)
-    except UNDECODABLE:
-        return False
+    """Whether a body, in which a model was found, names one besides it."""
+    return is_given(_decode_adapter(raw).lora_path)
 
 
 def decoded_as(

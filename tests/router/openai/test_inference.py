@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from router.http.messages import RequestHead
 from router.openai.errors import BadRequest
-from router.openai.inference import ENDPOINTS, MOST_PROMPTS, asks_for_stream, parse_inference, read_passed_on
+from router.openai.inference import (
+    ENDPOINTS,
+    MOST_PROMPTS,
+    asks_for_stream,
+    names_adapter,
+    parse_inference,
+    read_passed_on,
+)
 from router.openai.kept_responses import PATH, Kept, read_kept
 from router.tokens import Endpoint
 from tests.router.scheduling.candidates import repeatable
@@ -204,6 +211,7 @@ def test_any_bytes_are_an_inference_or_a_400(raw: bytes) -> None:
     try:
         found = parse_inference("completions", raw)
         assert not {"prompt", "prompt_embeds"}.isdisjoint(found.fields())
+        assert not names_adapter(raw)
     except BadRequest as error:
         assert error.response.status == 400  # noqa: PT017 -- either is right
 
