@@ -156,10 +156,7 @@ class Exchange:
                 self.migration.count("failed")  # another worker was about to go on
             self._cut(status, reason)
             return
-        leg = self._leg
-        self._drop_split()
-        self._drop()
-        self.answer(error_response(status, reason), leg)
+        self.answer(error_response(status, reason))
 
     # -- in two parts
 
