@@ -447,6 +447,37 @@ async def test_a_stall_is_not_the_decode_workers_while_the_prompt_is_computed(
         assert failures(router) == (1, 0)
 
 
+async def test_a_decode_worker_owes_its_answer_from_when_the_prompt_is_there(
+    p: ScriptedWorker, d: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "INTERVAL", 60.0)
+    p.then(waiting)
+    d.then(never)
+    async with router_of("sglang", p, d) as router, router.client() as client:
+        client.send(post(body=STREAMED))
+        await until(lambda: p.requests and d.requests)
+        (exchange,) = router.app._draining.exchanges
+        computed = exchange.clock() + 1000
+        assert exchange.silence(computed) is None
+        p.go_on.set()
+        await until(lambda: exchange.split and exchange.split.parted)
+        silence = exchange.silence(computed + 1)
+        assert silence and (silence.worker.id, silence.since, silence.owed) == ("d", computed, "beginning")
+
+
+async def test_a_decode_worker_that_has_begun_owes_the_rest_though_the_other_has_not_answered(
+    d: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "INTERVAL", 60.0)
+    d.then(says(SSE + b"9\r\ndata: 1\n\n\r\n"))
+    async with ScriptedWorker("p", default=never) as p, router_of("sglang", p, d) as router, router.client() as client:
+        client.send(post(body=STREAMED))
+        assert (await client.head()).status == 200
+        (exchange,) = router.app._draining.exchanges
+        silence = exchange.silence(exchange.clock())
+        assert silence and (silence.worker.id, silence.owed) == ("d", "rest")
+
+
 @pytest.mark.parametrize("body", [BODY, STREAMED])
 async def test_a_prefill_worker_that_accepts_and_answers_nothing_is_kept_out(
     d: ScriptedWorker, body: bytes, monkeypatch: pytest.MonkeyPatch
