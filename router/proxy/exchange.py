@@ -127,8 +127,6 @@ class Exchange:
         """How long the worker has been silent, seen from tick to tick; None if it owes nothing: nothing was sent yet,
         or the client does not read."""
         attempt, split = self._attempt, self.split
-        if self._over:
-            return None
         if split and split.parted is None and self.first_byte is None:  # the decode worker waits for the prompt
             if attempt:
                 attempt.excuse(now)
@@ -152,8 +150,8 @@ class Exchange:
         self._routing.withdraw()
         if self.first_byte is not None:
             attempt = self._attempt
-            if self.migration and self._interrupted is not None and not (attempt and attempt.begun):
-                self.migration.count("failed")  # another worker was about to go on
+            if self.migration and not (attempt and attempt.begun):  # another worker was about to go on
+                self.migration.count("failed")
             self._cut(status, reason)
             return
         self.answer(error_response(status, reason))
