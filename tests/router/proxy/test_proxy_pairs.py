@@ -462,7 +462,8 @@ async def test_a_decode_worker_owes_its_answer_from_when_the_prompt_is_there(
         p.go_on.set()
         await until(lambda: exchange.split and exchange.split.parted)
         silence = exchange.silence(computed + 1)
-        assert silence and (silence.worker.id, silence.since, silence.owed) == ("d", computed, "beginning")
+        assert silence
+        assert (silence.worker.id, silence.since, silence.owed) == ("d", computed, "beginning")
 
 
 async def test_a_decode_worker_that_has_begun_owes_the_rest_though_the_other_has_not_answered(
@@ -475,7 +476,8 @@ async def test_a_decode_worker_that_has_begun_owes_the_rest_though_the_other_has
         assert (await client.head()).status == 200
         (exchange,) = router.app._draining.exchanges
         silence = exchange.silence(exchange.clock())
-        assert silence and (silence.worker.id, silence.owed) == ("d", "rest")
+        assert silence
+        assert (silence.worker.id, silence.owed) == ("d", "rest")
 
 
 @pytest.mark.parametrize("body", [BODY, STREAMED])
