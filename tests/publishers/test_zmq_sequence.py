@@ -162,6 +162,12 @@ SCRIPTS: dict[str, Script] = {
         (Unanswered(), []),
         (live(6), [AskReplay(5)]),
     ],
+    "while an engine publishes on, it is asked so many times and no more": [
+        (Connected(), [AskReplay(0)]),
+        *[each for seq in range(1, TRIES) for each in [(live(seq), []), UNANSWERED]],
+        (live(TRIES), []),
+        (Unanswered(), [LoseTrack(), *apply(*range(1, TRIES + 1))]),
+    ],
     "an unanswered replay of which nothing is missing": [
         (Connected(), [AskReplay(0)]),
         (live(0), apply(0)),

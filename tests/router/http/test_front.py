@@ -222,6 +222,7 @@ def test_a_head_that_never_ends_is_refused() -> None:
     for _ in range(MAX_HEAD // 1000 + 1):
         site.feed(b"x" * 990 + b": y\r\n")
     assert site.transport.status == 431
+    assert b"The request's head is larger than" in site.transport.written
 
 
 @pytest.mark.parametrize("begun", [b"", chunk(b"hello")])
@@ -234,6 +235,7 @@ def test_what_is_no_content_does_not_go_on_for_ever_either(begun: bytes, line: b
         assert not site.transport.written
         site.feed(b"x" * 1000)
     assert site.transport.status == 431
+    assert b"The request's trailer is larger than" in site.transport.written
     assert site.connection.closing
 
 
