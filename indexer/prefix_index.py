@@ -336,7 +336,7 @@ def warm_up() -> None:
     index.find_matches(hashed)
     index.clear(rank)  # begins a migration, which the next `store` continues
     index.store(rank, Tier.GPU, hashed)
-    index.dump()  # not to serve, but `indexer.jit.all_kept` looks at every kernel
+    index.dump()  # serves nobody, but all kernels are to be kept
 
 
 def as_hashes(hashes: SequenceHashes | Sequence[SequenceHash]) -> SequenceHashes:
