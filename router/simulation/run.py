@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias, get_args
 
@@ -164,9 +164,22 @@ def _start(pool: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[Figures]:
     inherit that it is blocked, and are ended from here."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.map(Run.figures, runs)
+        started = [pool.submit(run.figures) for run in runs]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _results(started)
+
+
+def _results(started: Sequence[Future[Figures]]) -> Iterator[Figures]:
+    try:
+        for run in started:
+            # It wakes now and then: of a Ctrl-C that another thread got, Python tells this one only when it is awake.
+            while not wait([run], 0.5).done:
+                pass
+            yield run.result()
+    finally:
+        for run in started:
+            run.cancel()
 
 
 def _end_with_parent() -> None:

@@ -82,12 +82,12 @@ App.start, Reloading.reload = interrupting, reload
 WHILE_SIMULATING = """
 import os
 from concurrent.futures import ProcessPoolExecutor
-start = ProcessPoolExecutor.map
+start = ProcessPoolExecutor.submit
 def interrupting(*arguments):
     started = start(*arguments)
     os.kill(os.getpid(), {number})
     return started
-ProcessPoolExecutor.map = interrupting
+ProcessPoolExecutor.submit = interrupting
 """
 
 INTERRUPTING_ALL = """
