@@ -69,14 +69,15 @@ setup(name="package", ext_modules=extensions, cmdclass={"build_ext": command}, s
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize(
     ("other", "wanted", "status", "built"),
-    [("good.c", "", 0, 2), ("bad.c", "", 0, 0), ("bad.c", "1", 1, None)],
+    [("other.c", "", 0, 2), ("bad.c", "", 0, 0), ("bad.c", "1", 1, None)],
     ids=["all", "none", "wanted"],
 )
 def test_where_one_module_cannot_be_compiled_none_is(
     tmp_path: Path, other: str, wanted: str, status: int, built: int | None
 ) -> None:
     """Those of mypyc take their code from one that they share, and cannot be imported without it."""
-    (tmp_path / "good.c").write_text("void *PyInit_good(void) { return 0; } void *PyInit_other(void) { return 0; }")
+    for name in ("good", "other"):  # a file each: they are compiled at the same time
+        (tmp_path / f"{name}.c").write_text(f"void *PyInit_{name}(void) {{ return 0; }}")
     (tmp_path / "bad.c").write_text("#error too large for this machine")
     command = [sys.executable, "-W", "ignore", "-c", BUILD, str(ROOT / "setup.py"), other]
     environ = os.environ | {"KV_ROUTER_COMPILE": wanted}
