@@ -160,13 +160,18 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _start(pool: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[Figures]:
-    """The first call starts the processes. A terminal sends Ctrl-C to them too, and each would print where it was: they
-    inherit that it is blocked, and are ended from here."""
+    """Starts the processes. A terminal sends Ctrl-C to them too, and each would print where it was: they inherit that
+    it is blocked, and are ended from here. Another thread may get it meanwhile: it must not break off a start."""
+    caught: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         started = [pool.submit(run.figures) for run in runs]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if caught and callable(handler):
+        raise KeyboardInterrupt
     return _results(started)
 
 
