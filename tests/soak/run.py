@@ -18,7 +18,7 @@ from tests.soak.churn import Churn
 from tests.soak.fleet import Fleet
 from tests.soak.load import Load
 from tests.soak.samples import Sample
-from tests.soak.verdict import Finding, Limits, judge, warm_up
+from tests.soak.verdict import MOST_LEFT, Finding, Limits, judge, warm_up
 
 EVERY = 5.0
 SHARE = 0.7
@@ -73,6 +73,7 @@ async def soak(settings: Settings, folder: Path, say: Say) -> Outcome:
         load = Load(fleet.router, rate, draw, churn.explains)
         say(f"{rate:.0f} requests a second for {settings.minutes:g} min; a worker dies every {settings.churn:g} s")
         await fleet.probe.start()
+        before = fleet.router.actor.descriptors
         load.start()
         churn.start()
         try:
@@ -81,7 +82,7 @@ async def soak(settings: Settings, folder: Path, say: Say) -> Outcome:
             await churn.stop()
             await load.stop()
         evicted = round((await fleet.router.metrics(fleet.session))["router_index_evicted_blocks_total"])
-        findings = await _findings(fleet, samples, load, settings)
+        findings = await _findings(fleet, samples, load, settings, before)
         done = [*findings, Finding("blocks evicted from the index", f"{evicted:,}", "some", evicted > 0)]
         deaths, fates = len(churn.deaths), dict(load.fates)
         return Outcome(settings, rate, samples, fates, deaths, churn.joins, done, load.unexplained, load.faults)
@@ -124,15 +125,19 @@ def _line(sample: Sample) -> str:
     )
 
 
-async def _findings(fleet: Fleet, samples: list[Sample], load: Load, settings: Settings) -> list[Finding]:
+async def _findings(fleet: Fleet, samples: list[Sample], load: Load, settings: Settings, files: int) -> list[Finding]:
+    """`files`: how many the router had open before the load."""
     since = warm_up(settings.minutes * 60)
-    left = await _left(fleet)
+    left, open_files = await _left(fleet), await _open_files(fleet, files + MOST_LEFT)
     status = await _drained(fleet)
     tracebacks = fleet.router.actor.log.count("Traceback")
     return [
         *judge([each for each in samples if each.at >= since], settings.limits),
         Finding("requests that failed, and no death explains it", str(load.unexplained), "0", load.unexplained == 0),
         Finding("booked, queued or in flight at the end", left or "nothing", "nothing", not left),
+        Finding(
+            "open files before, after", f"{files}, {open_files}", f"≤ {MOST_LEFT} more", open_files <= files + MOST_LEFT
+        ),
         Finding("exit status after SIGTERM", str(status), "0", status == 0),
         Finding("tracebacks in the log", str(tracebacks), "0", not tracebacks),
     ]
@@ -148,6 +153,14 @@ async def _left(fleet: Fleet) -> str:
             left += f"{told['queue']} in the queue" if told["queue"] else ""
         await asyncio.sleep(0.5)
     return left
+
+
+async def _open_files(fleet: Fleet, most: int) -> int:
+    """As soon as they are no more than that: connections to workers are kept for some seconds."""
+    end = time.monotonic() + REST
+    while (count := fleet.router.actor.descriptors) > most and time.monotonic() < end:  # noqa: ASYNC110 -- as above
+        await asyncio.sleep(0.5)
+    return count
 
 
 async def _drained(fleet: Fleet) -> int | str:

@@ -29,7 +29,7 @@ def test_what_stays_as_it_was_is_good() -> None:
 def test_memory_that_grows_is_found_and_told() -> None:
     assert failed(samples(lambda n: 100 + 0.12 * n)) == []
     assert failed(samples(lambda n: 100 + 0.14 * n)) == ["growth of memory"]
-    assert judge(samples(lambda n: 100 + 0.14 * n), Limits())[0].seen == "+5.5%"
+    assert judge(samples(lambda n: 100 + 0.14 * n), Limits())[0].seen == "+5.5% ± 0.0%"
 
 
 def test_a_spike_is_no_growth_and_shrinking_is_none() -> None:
@@ -50,7 +50,20 @@ def test_latency_is_compared_by_quarters() -> None:
 
 
 def test_a_line_is_fitted() -> None:
-    assert growth([0, 1, 2, 3], [10, 11, 12, 13]) == pytest.approx(0.3)
+    assert growth([0, 1, 2, 3], [10, 11, 12, 13]) == pytest.approx((0.3, 0.0))
+
+
+def test_a_line_s_chance_is_told() -> None:
+    # Slope 0.6 and start 10.1 by least squares; off by 0.1, 0.3, 0.3, 0.1: 0.2 in squares, of 2 degrees of freedom.
+    seen, chance = growth([0, 1, 2, 3], [10, 11, 11, 12])
+    assert seen == pytest.approx(1.8 / 10.1)
+    assert chance == pytest.approx(2 * (0.2 / 2 / 5) ** 0.5 * 3 / 10.1)
+
+
+def test_what_may_be_chance_is_no_growth() -> None:
+    few = [Sample(5.0 * n, 100.0, count, 10, 1, 1.0, 3.0) for n, count in enumerate([30, 41, 28, 38, 45, 33, 40, 46])]
+    assert growth([each.at for each in few], [each.descriptors for each in few])[0] > 0.2
+    assert failed(few) == []
 
 
 @pytest.mark.parametrize(("seconds", "left_out"), [(1800, 360), (600, 120), (300, 120), (90, 45)])
