@@ -200,9 +200,10 @@ class NatsPlane:
         while True:
             try:
                 await self._connection()
-            except Exception:
+            except Exception as error:
                 # Any exception of the library: the plane must reconnect.
-                logger.exception("The connection to NATS broke down")
+                if self._is_news(error):
+                    logger.exception("The connection to NATS broke down")
                 self._attempted.set()
             self._went_down()
             await asyncio.sleep(RECONNECT_WAIT)
@@ -275,10 +276,15 @@ class NatsPlane:
             logger.error("An error of NATS or of a subscriber", exc_info=error)
 
     def _tell_once(self, message: str, error: object) -> None:
-        """Logs an error once per connection: attempts to connect, and messages, are many."""
-        if str(error) not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(str(error))
+        if self._is_news(error):
             log_event(logger, logging.WARNING, message, server=self._name, error=error)
+
+    def _is_news(self, error: object) -> bool:
+        """Whether to log it: once per connection, as attempts to connect, and messages, are many."""
+        news = str(error) not in self._told and len(self._told) < _MOST_TOLD
+        if news:
+            self._told.add(str(error))
+        return news
 
     def _went_down(self) -> None:
         for replies in self._waiting:  # what was on its way is lost
