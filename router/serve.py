@@ -38,9 +38,8 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 2
     every = {"process": member.number} if member else None
     configure_logging(settings.log_level, settings.log_format, every=every)
-    for flag, why in unheeded(settings).items():
-        log_event(logger, logging.WARNING, f"A flag does nothing: {why}", flag=flag, router_mode=settings.router_mode)
-    warn_if_few(len(settings.workers))
+    if member is None or member.number == 0:
+        _warn(settings)
     try:
         if member is None:  # of several, the first has looked
             check_free(settings.host, settings.port)
@@ -50,6 +49,12 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
     app = App(settings, member, source)  # before the loop: a signal ends it while it compiles
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_serve(app, settings, source, member))
+
+
+def _warn(settings: Settings) -> None:
+    for flag, why in unheeded(settings).items():
+        log_event(logger, logging.WARNING, f"A flag does nothing: {why}", flag=flag, router_mode=settings.router_mode)
+    warn_if_few(len(settings.workers))
 
 
 async def _serve(app: App, settings: Settings, source: Source | None, member: Member | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from router.arms import reads_prompts
+from router.arms import reads_engine_events, reads_prompts
 from router.settings import Settings
 
 _ONLY_KV: Final = "only --router-mode kv heeds it"
@@ -14,9 +14,11 @@ _STAYS: Final = "with --router-mode direct each request names its worker, and no
 _KEYS: Final = "with --api-keys each key names its tenant"
 _NO_TOKENS: Final = "with --tokenizer engine the router makes no tokens that it could send"
 _PATIENCE: Final = "only --slo-action queue holds requests that would miss an objective"
+_HELD: Final = "--queue-timeout ends what it would hold before"
 _NAMESPACE: Final = "with --event-plane local there is no broker that others share"
 _EVENT_HOST: Final = "with a broker, publishers read the engines' events, and take an --event-host each"
 _NO_TLS: Final = "no worker's URL begins with https://"
+_NO_EVENTS: Final = "the router reads no KV events, which only mode kv needs, and not with --no-kv-events"
 
 
 def unheeded(settings: Settings) -> dict[str, str]:
@@ -34,6 +36,7 @@ def _by_mode(settings: Settings) -> Iterator[tuple[str, str | None]]:
     unread = _NO_ARM if by_kv else _ONLY_KV
     yield "--tokenizer", unread if settings.tokenizer != "auto" and not reads else None
     yield "--approx-ttl", unread if settings.approx_ttl != Settings.approx_ttl and not reads else None
+    yield "--index-max-memory", unread if settings.index_max_memory != Settings.index_max_memory and not reads else None
     stays = settings.router_mode == "direct"
     yield "--migration-limit", _STAYS if settings.migration_limit and stays else None
 
@@ -42,9 +45,13 @@ def _by_others(settings: Settings) -> Iterator[tuple[str, str | None]]:
     s, is_local = settings, settings.event_plane == "local"
     yield "--tenant-header", _KEYS if s.tenant_header and s.api_keys else None
     yield "--send-token-ids", _NO_TOKENS if s.send_token_ids and s.tokenizer == "engine" else None
-    yield "--slo-patience", _PATIENCE if s.slo_patience != Settings.slo_patience and s.slo_action != "queue" else None
+    if s.slo_patience != Settings.slo_patience:
+        held = _HELD if s.slo_patience > s.queue_timeout else None
+        yield "--slo-patience", held if s.slo_action == "queue" else _PATIENCE
     yield "--event-namespace", _NAMESPACE if s.event_namespace != Settings.event_namespace and is_local else None
     yield "--event-host", _EVENT_HOST if s.event_host and not is_local else None
+    told = any(worker.events or worker.replay for worker in s.workers)
+    yield "--worker …,events=", _NO_EVENTS if told and is_local and not reads_engine_events(s) else None
     plain = not s.admin_listen and not any(url.startswith("https:") for url in _asked(s))
     yield "--worker-ca", _NO_TLS if s.worker_ca and plain else None
     yield "--worker-cert", _NO_TLS if s.worker_cert and plain else None

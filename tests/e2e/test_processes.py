@@ -204,11 +204,12 @@ async def spread(router: Router, streams: int) -> Counter[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_all_end_with_the_parents_signal(logs: Path, number: signal.Signals) -> None:
-    with Router(["http://127.0.0.1:1"], *TWO, log=logs) as router:
+    with Router(["http://127.0.0.1:1"], *TWO, "--slo-patience", "1", log=logs) as router:
         started = children(router.process.pid)
         assert len(started) == 2
         router.process.send_signal(number)
         assert router.ended() == 0
+        assert router.log.count("A flag does nothing") == 1  # though each process reads it
         assert not any(map(alive, started))
         assert set(re.findall(r"Worker is not up process=(\d+) ", router.log)) == {"0", "1"}
         assert "Traceback" not in router.log

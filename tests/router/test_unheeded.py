@@ -13,6 +13,7 @@ from router.unheeded import unheeded
 from router.workers.spec import parse_worker
 
 PLAIN = parse_worker("http://a:1")
+TELLS = parse_worker("http://a:1,events=tcp://a:5557")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,16 @@ PLAIN = parse_worker("http://a:1")
         ({"send_token_ids": True, "tokenizer": "engine"}, ["--send-token-ids"]),
         ({"slo_patience": 3.0, "ttft_slo": 1.0}, ["--slo-patience"]),
         ({"slo_patience": 3.0, "slo_action": "queue"}, []),
+        ({"slo_patience": 61.0, "slo_action": "queue"}, ["--slo-patience"]),
+        ({"slo_patience": 60.0, "slo_action": "queue"}, []),
+        ({"slo_patience": 61.0, "slo_action": "queue", "queue_timeout": 90.0}, []),
+        ({"router_mode": "random", "index_max_memory": 2**30}, ["--index-max-memory"]),
+        ({"router_mode": "random", "index_max_memory": 2**30, "ab": "kv:1,random:1"}, []),
+        ({"index_max_memory": 2**30, "ab": "random:1,round-robin:1"}, ["--index-max-memory"]),
+        ({"workers": (TELLS,)}, []),
+        ({"workers": (TELLS,), "kv_events": False}, ["--worker …,events="]),
+        ({"workers": (PLAIN, TELLS), "router_mode": "random"}, ["--worker …,events="]),
+        ({"workers": (TELLS,), "router_mode": "random", "ab": "kv:1,random:1"}, []),
         ({"event_namespace": "blue"}, ["--event-namespace"]),
         ({"event_namespace": "blue", "event_plane": "nats://broker"}, []),
         ({"event_host": ("10.0.0.7",), "event_plane": "nats://broker"}, ["--event-host"]),
