@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if not arguments or arguments[0].startswith("-"):  # it serves; a command that is ended has not done well
             end_at_sigterm()
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the settings are yet to be read
         open_standard_streams()
         from router.commands import run  # noqa: PLC0415 -- takes a while, in which Ctrl-C is to print nothing
 

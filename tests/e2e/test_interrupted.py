@@ -102,8 +102,8 @@ if "--multiprocessing-fork" in sys.orig_argv:
 """
 
 
-def _interrupted_importing(module: str) -> str:
-    return WHILE_IMPORTING.format(module=module, number=int(signal.SIGINT))
+def _interrupted_importing(module: str, number: signal.Signals = signal.SIGINT) -> str:
+    return WHILE_IMPORTING.format(module=module, number=int(number))
 
 
 def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
@@ -128,6 +128,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         (_interrupted_importing("router.workers.roster"), ROUTER),
         (_interrupted_importing("publishers.publisher"), PUBLISHER),
         (_interrupted_importing("engines.sim.fleet"), FLEET),
+        (_interrupted_importing("router.cli", signal.SIGHUP) + _interrupted_importing("router.workers.roster"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGINT]"), ROUTER),
         (ONCE_MADE.format(numbers="[signal.SIGHUP, signal.SIGINT]"), ROUTER),
     ],
@@ -136,6 +137,7 @@ def run(prelude: str, package: str, *arguments: str) -> tuple[int, str, str]:
         "router's imports",
         "publisher's imports",
         "simulated fleet's imports",
+        "router's imports, after a hangup",
         "router's parts",
         "router's parts, after a hangup",
     ],
@@ -149,8 +151,7 @@ def test_nothing_is_said(prelude: str, command: tuple[str, ...]) -> None:
 )
 def test_sigterm_while_it_imports_ends_it_well(module: str, command: tuple[str, ...]) -> None:
     """As later; the first process of a container would not even be ended."""
-    prelude = WHILE_IMPORTING.format(module=module, number=int(signal.SIGTERM))
-    assert run(prelude, *command) == (0, "", "")
+    assert run(_interrupted_importing(module, signal.SIGTERM), *command) == (0, "", "")
 
 
 def test_a_hangup_while_the_router_starts_takes_effect_when_it_has_started() -> None:
