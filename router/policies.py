@@ -64,6 +64,9 @@ def _installed(name: str, strict: bool) -> CostPolicy:
             policy: CostPolicy = point.load()()
         except Exception as error:
             raise SettingsError(f"--kv-policy {name} of {point.value} cannot be loaded: {error}") from error
+        if not callable(getattr(policy, "cost", None)):
+            kind = type(policy).__name__
+            raise SettingsError(f"--kv-policy {name} of {point.value} is none: {kind} has no method `cost`.")
         return InstalledPolicy(name, policy, None if strict else OverlapCost(1.0))
     known, mode = ", ".join(known_policies()), name.replace("_", "-")
     hint = (

@@ -110,11 +110,16 @@ class Faulty:
 
 def broken():
     raise RuntimeError("no licence")
+
+
+class Costly:
+    costs = {}
 """
 ENTRIES = """
 [kv_router.policies]
 longest = kv_router_test_policy:Longest
 broken = kv_router_test_policy:broken
+costly = kv_router_test_policy:Costly
 faulty = kv_router_test_policy:Faulty
 missing = kv_router_test_nowhere:Policy
 overlap = kv_router_test_policy:Longest
@@ -145,7 +150,14 @@ def test_what_is_built_in_cannot_be_replaced() -> None:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(("name", "why"), [("broken", "no licence"), ("missing", "kv_router_test_nowhere")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("broken", "no licence"),
+        ("missing", "kv_router_test_nowhere"),
+        ("costly", "of kv_router_test_policy:Costly is none: Costly has no method `cost`"),
+    ],
+)
 def test_one_that_cannot_be_loaded_says_why(name: str, why: str) -> None:
     with pytest.raises(SettingsError, match=f"--kv-policy {name} .*{why}"):
         made(kv_policy=name)
