@@ -31,6 +31,7 @@ from router.housekeeping import Chore, Housekeeping
 from router.http.clients import Clients
 from router.http.clients import Limits as ClientLimits
 from router.http.front import Connection
+from router.http.keep_alive import keep_alive
 from router.http.pool import Pool
 from router.http.protocol import for_loop
 from router.metrics.gauges import Gauges
@@ -313,6 +314,8 @@ class App:
             ssl=security.front,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT if security.front else None,
         )
+        for listening in self._server.sockets:
+            keep_alive(listening)
         self.port = self._server.sockets[0].getsockname()[1]
         host = url_host(settings.host)
         tell = sockets.tell if sockets else say

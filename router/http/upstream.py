@@ -14,6 +14,7 @@ import httptools
 
 from router.http import protocol
 from router.http.chunked import EVENT_ENDS, SIZE_LINES, USUAL, ChunkedBody, MalformedChunk
+from router.http.keep_alive import keep_alive
 from router.http.messages import RESPONSE_HEADERS, Headers, first, header_lines, may_pass, status_line
 from router.http.repeated import without_length
 
@@ -187,6 +188,9 @@ class WorkerConnection(protocol.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock:
+            keep_alive(sock)
 
     def send(self, receiver: Receiver, head: bytes, body: bytes, head_only: bool) -> None:
         """Begin a request. `head_only`: it is HEAD, whose answer has no body."""

@@ -261,6 +261,20 @@ async def test_a_connection_works_on_after_a_client_that_was_slow(a: ScriptedWor
     assert len({request.connection for request in a.requests}) == 1
 
 
+async def test_a_silent_connection_is_kept_in_mind_by_what_is_between(a: ScriptedWorker) -> None:
+    """Firewalls forget it after some minutes, and a host that is gone would never show."""
+    a.then(never)
+    async with running(a) as router, router.client() as client:
+        client.send(post())
+        await until(lambda: bool(a.requests))
+        (towards_client,) = router.app._clients.open
+        (towards_worker,) = router.app._fleet.workers["a"].pool._open
+        for connection in (towards_client, towards_worker):
+            sock = connection._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
 async def test_a_slow_client_that_asks_ahead_is_answered_one_by_one(a: ScriptedWorker) -> None:
     """What it has not taken of the first answer must not be joined by the second."""
     size = 24 * 2**20
