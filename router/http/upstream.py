@@ -24,6 +24,8 @@ of the worker."""
 _MOST_HEADS, _LONGEST_KNOWN = 32, 4096
 """How many heads are remembered, and how many bytes one of them has at most."""
 _LAST_CHUNK = len(b"0\r\n\r\n")
+_UNBUFFERED: Headers = [(b"x-accel-buffering", b"no")]
+"""Has nginx pass on each event as it comes: else it collects dozens of tokens at a time."""
 _NO_ANSWER = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """The second stands for status 101, though no other protocol was asked for."""
 BOOKED = 16
@@ -44,7 +46,7 @@ class Head(NamedTuple):
     """Whether the body is a stream of server-sent events that is not compressed."""
     keep_alive: bool
     passed_on: bytes
-    """The status line and the header lines that pass to the client, as they came."""
+    """The status line, the header lines that pass to the client, as they came, and what is added to them."""
 
     @property
     def is_error(self) -> bool:
@@ -117,12 +119,17 @@ def parse_head(
     framing = "empty" if head_only or status in {204, 304} else _framing(headers)
     stays = head_only and parser.get_http_version() == "1.1" and not _closes(headers)  # the parser awaits a body
     keep_alive = parts.keep_alive or stays
-    passed_on = status_line(status) + header_lines(may_pass(headers, passing))
-    events = (first(headers, b"content-type") or b"").startswith(b"text/event-stream") and not _encoded(headers)
+    streamed = (first(headers, b"content-type") or b"").startswith(b"text/event-stream")
+    passed_on = status_line(status) + header_lines(_for_client(headers, passing, streamed))
     stated = first(headers, b"content-length")
     # RFC 9110 section 8.6 forbids one where there is never a body; beside a transfer coding the parser refuses it.
     length = None if stated is None or status == 204 else int(stated)
-    return Head(status, framing, events, keep_alive, passed_on), length
+    return Head(status, framing, streamed and not _encoded(headers), keep_alive, passed_on), length
+
+
+def _for_client(headers: Headers, passing: Collection[bytes], streamed: bool) -> Headers:
+    passed = may_pass(headers, passing)
+    return passed + _UNBUFFERED if streamed and first(passed, _UNBUFFERED[0][0]) is None else passed
 
 
 def _encoded(headers: Headers) -> bool:

@@ -117,6 +117,27 @@ def test_blanks_behind_a_header_do_not_belong_to_it() -> None:
     assert (head.framing, head.events) == ("chunked", True)
 
 
+@pytest.mark.parametrize("encoding", [b"", b"content-encoding: gzip\r\n"])
+@pytest.mark.parametrize(
+    ("kind", "added"),
+    [
+        (b"text/event-stream", b"x-accel-buffering: no\r\n"),
+        (b"text/event-stream; charset=utf-8", b"x-accel-buffering: no\r\n"),
+        (b"application/json", b""),
+    ],
+)
+def test_nginx_is_told_not_to_collect_events(kind: bytes, added: bytes, encoding: bytes) -> None:
+    lines = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n%s" % (kind, encoding)
+    head, _ = parse_head(lines + b"\r\n")
+    assert head.passed_on == lines + added
+
+
+def test_what_a_worker_tells_nginx_passes_if_it_may() -> None:
+    lines = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-accel-buffering: yes\r\n"
+    assert parse_head(lines + b"\r\n", passing={b"content-type", b"x-accel-buffering"})[0].passed_on == lines
+    assert parse_head(lines + b"\r\n")[0].passed_on == lines.replace(b"yes", b"no")
+
+
 def test_a_length_without_a_number_is_not_taken_for_the_last() -> None:
     known = KnownHeads()
     known.read(b"HTTP/1.1 200 OK\r\ncontent-length:5\r\n\r\n", False)

@@ -351,6 +351,7 @@ async def test_an_event_arrives_before_the_next_is_sent(a: ScriptedWorker) -> No
         client.send(post(body=b'{"prompt":"x","stream":true}'))
         head = await client.head()
         assert head.header(b"content-type") == b"text/event-stream; charset=utf-8"
+        assert head.header(b"x-accel-buffering") == b"no"
         for number in range(5):
             assert await client.chunk() == (b"9\r\ndata: %d\n\n\r\n" % number, b"data: %d\n\n" % number)
             seen.release()
