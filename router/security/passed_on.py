@@ -17,12 +17,16 @@ servers for diffusion."""
 _HIDDEN = frozenset((b"", b".", b".."))
 _STRANGE = frozenset(b"\\#?\x7f").union(range(0x20))
 _SLASH = "The path must be written without the '/' at its end."
+_TWICE = (
+    "There is no such path: it has /v1/ twice. The client appends /v1, or a whole path, to a base URL that ends in one "
+    "already."
+)
 
 
 def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
     """`own`: the paths that the router reads itself. Raises BadRequest for one of them in disguise, for a path that
-    leads out of /v1 once it is normalised, for one that manages workers, for one that engines redirect, for a method
-    that workers have no use for, and for a WebSocket."""
+    leads out of /v1 once it is normalised, for one that manages workers, for one that engines redirect, for one that no
+    engine has, as clients make of a base URL, for a method that workers have no use for, and for a WebSocket."""
     if head.method not in METHODS:
         raise BadRequest(405, "This method is not passed on to workers.")
     if head.path.rstrip(b"/") in own:
@@ -38,6 +42,8 @@ def check_passed_on(head: RequestHead, own: frozenset[bytes]) -> None:
         raise BadRequest(400, "The path must be written plainly: without '//', '.', '..', '#' and needless '%'.")
     if b"/".join((*folders, last)).rstrip(b"/") in MANAGING:
         raise BadRequest(403, "This path changes what a worker serves, and is not for clients: ask the worker itself.")
+    if b"/v1/" in head.path[1:]:  # else an engine would answer "Not Found", and no more
+        raise BadRequest(404, _TWICE)
     if head.path.endswith(b"/"):  # engines redirect it, and the client would not be told where to
         raise BadRequest(400, _SLASH)
 

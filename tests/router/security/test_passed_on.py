@@ -78,6 +78,16 @@ def test_a_slash_at_the_end_is_named(target: bytes) -> None:
         check(target, b"POST")
 
 
+@pytest.mark.parametrize("target", ["/v1/v1/chat/completions", "/v1/v1/models", "/v1/messages/v1/messages?beta=true"])
+async def test_a_base_url_that_has_the_path_already_is_named(a: ScriptedWorker, target: str) -> None:
+    """The most frequent mistake in a client's configuration. An engine would say "Not Found"."""
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post(target, b'{"prompt":"x"}'))
+    assert got.status == 404
+    assert b"has /v1/ twice" in got.body
+    assert a.requests == []
+
+
 MANAGING = [b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/v1/unload_lora_adapter?x", b"/v1/set_lora"]
 MANAGING += [b"/v1/merge_lora_weights", b"/v1/unmerge_lora_weights/", b"/v1/%6coad_lora_adapter"]
 MANAGING += [b"/v1/load_lora_adapter;x=1", b"/v1/load_lora_adapter;x/"]
