@@ -14,17 +14,19 @@ from router.http.relay import Events, Relay, Unchunked, relay_for
 from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import error_response
-from router.proxy.failures import RETRY_STATUSES, Failure, answered
+from router.proxy.failures import BUSY_STATUSES, RETRY_STATUSES, Failure, answered
 from router.proxy.legs import Leg, response_head
 from router.proxy.outcome import Silence
 from router.proxy.sending import Sending
 from router.proxy.usage import read_usage
-from router.split.opening import Opening, is_aborted
+from router.split.opening import Opening, error_status, is_aborted
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange
 
 logger = logging.getLogger(__name__)
+
+_AN_ERROR = "answered 200, and an error where its stream should begin"
 
 
 class Attempt:
@@ -149,18 +151,30 @@ class Attempt:
         opening = self._opening
         if opening and not self.begun:
             data, boundary = opening.add(data, boundary)
-            reason = "answered 200, and an error where its stream should begin"
-            if self._retries_if(opening.fails(data), reason) or opening.hold(data, boundary):
+            if self._retries_if(opening.fails(data), _AN_ERROR) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
         # Told in any case: what follows an event that is held back here must not overtake it.
         sending.connection.pass_events(exchange.connection.write if relay.clean else None)
         if isinstance(relay, EditedBody) or (exchange.migration and self._breaks_down(exchange.migration, out)):
             return
-        if exchange.first_byte is None:
+        if exchange.first_byte is not None:
+            if out:
+                exchange.connection.write(out)
+        elif not (head.events and exchange.split is None and self._begins_with_error(head, relay, out)):
             self._begin_answer(head, relay, out)
-        elif out:
-            exchange.connection.write(out)
+
+    def _begins_with_error(self, head: Head, relay: Relay, out: bytes) -> bool:
+        """Whether a stream's first event is an error. Then another worker is tried, or the client gets it as it is; it
+        counts as an answer with the status that it would have had as one."""
+        status = error_status(out)
+        if status is None:
+            return False
+        failure = Failure("busy" if status in BUSY_STATUSES else "error", _AN_ERROR)
+        if status not in RETRY_STATUSES or not self._exchange.retries(failure):
+            self._head = failed = head._replace(status=status)
+            self._begin_answer(failed, relay, out)
+        return True
 
     def _retries_if(self, fails: bool, reason: str) -> bool:
         if not fails:

@@ -1,7 +1,7 @@
-"""The beginning of a decode worker's stream, held back until it shows that the KV has arrived (pure).
+"""The beginning of a stream, which may be an error: engines answer 200 before they know (pure).
 
-Engines answer 200 before they know. If the KV does not arrive, an error event follows, in a chat after the chunk with
-the role; if the engine is shut down meanwhile, the end of the answer does.
+A decode worker's is held back until it shows that the KV has arrived. If it does not arrive, an error event follows, in
+a chat after the chunk with the role; if the engine is shut down meanwhile, the end of the answer does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"
 """The first event of a chunk, as vLLM and SGLang write it when the first token could not be computed."""
 _REQUESTS_OWN = re.compile(rb'"(?:status_)?code": ?4(?!29)\d\d\b')
 """An error that any other worker would answer too: so SGLang reports an invalid grammar once it streams."""
+_CODE = re.compile(rb'"(?:status_)?code": ?([45]\d\d)\b')
 _DIED = ENGINE_DIED.encode()
 _ABORTED = re.compile(rb'"finish_reason": ?(?:"abort"|\{"type": ?"abort")')
 """The second form is that of SGLang's /generate, which has no error events for what the scheduler gives up."""
@@ -45,6 +46,18 @@ class Opening:
         if _ERROR.match(event):
             return whole and (_DIED in event or not _REQUESTS_OWN.search(event))
         return whole and is_aborted(event)
+
+
+def error_status(data: bytes) -> int | None:
+    """The status that a stream of 200 amounts to, by its first event: so SGLang answers while its queue is full, and
+    vLLM once its engine has died. None if that event, with which `data` begins, is no error."""
+    if b'"error"' not in data and b'"abort"' not in data:  # nearly always
+        return None
+    event, whole = _first(data)
+    if not whole or not (_ERROR.match(event) or _ABORTED.search(event)):
+        return None
+    code = None if _DIED in event else _CODE.search(event)
+    return int(code[1]) if code else 500
 
 
 def is_aborted(answer: bytes) -> bool:

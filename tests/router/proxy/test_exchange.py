@@ -315,10 +315,17 @@ def test_half_a_last_event_is_not_the_end() -> None:
     assert DONE not in relayed.body
 
 
-@pytest.mark.parametrize(("status", "learned"), [(b"200 OK", True), (b"400 Bad Request", False)])
-def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, learned: bool) -> None:
+FULL = chunk(b'data: {"error":{"object":"error","message":"The request queue is full.","code":503}}\n\n')
+
+
+@pytest.mark.parametrize(
+    ("status", "event", "learned"),
+    [(b"200 OK", EVENT, True), (b"400 Bad Request", EVENT, False), (b"200 OK", FULL, False)],
+)
+def test_how_long_a_prompt_takes_is_learned_from_answers_alone(status: bytes, event: bytes, learned: bool) -> None:
+    """An error comes at once, however long the prompt: the busiest worker would seem the quickest."""
     relayed = Relayed()
-    relayed.answer(EVENTS.replace(b"200 OK", status), EVENT, LAST)
+    relayed.answer(EVENTS.replace(b"200 OK", status), event, LAST)
     factors = prefill_factors(relayed.scheduler.latency, named("a"), 0.0)
     assert (factors[0] != 1.0) == learned
     assert relayed.load == Load()

@@ -122,6 +122,66 @@ async def test_the_busy_are_passed_over_until_somebody_has_room(status: int) -> 
         assert router.is_up(a)
 
 
+def errs_at_once(code: int) -> Script:
+    """As SGLang answers a stream while its queue is full, and vLLM one that waited when its engine died."""
+    error = b'data: {"error":{"object":"error","message":"x","type":"X","param":null,"code":%d}}\n\n' % code
+    return says(SSE + b"%x\r\n%s\r\n" % (len(error), error), b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+STREAMED = b'{"prompt":"x","stream":true}'
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_an_error_where_a_stream_should_begin_is_one(a: ScriptedWorker, b: ScriptedWorker, status: int) -> None:
+    a.then(errs_at_once(status))
+    b.then(events(b"1", b"[DONE]"))
+    async with running(a, b) as router, router.client() as client:
+        got = await client.ask(post(body=STREAMED))
+        assert (got.status, got.body) == (200, b"data: 1\n\ndata: [DONE]\n\n")
+        assert router.samples("router_retries_total") == {"a": 1}
+        assert router.total("router_requests_total", worker="b", status="200", end="complete") == 1
+
+
+async def test_who_is_too_busy_for_a_stream_is_not_taken_for_broken(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    async with ScriptedWorker("c") as c, running(a, b, c) as router, router.client() as client:
+        for _ in range(8):  # more than it takes to open a breaker
+            for busy in (a, b):
+                busy.then(errs_at_once(503))
+            assert (await client.ask(post(body=STREAMED))).header(b"x-router-worker") == b"c"
+        assert [router.breaker(worker) for worker in (a, b)] == ["closed"] * 2
+
+
+@pytest.mark.parametrize("status", [400, *STATUSES])
+async def test_a_stream_that_is_an_error_everywhere_is_passed_on_and_counts_as_one(
+    a: ScriptedWorker, status: int
+) -> None:
+    a.then(errs_at_once(status))
+    async with running(a) as router, router.client() as client:
+        got = await client.ask(post(body=STREAMED))
+        assert got.status == 200
+        assert got.body.startswith(b'data: {"error":')
+        assert got.body.endswith(b"data: [DONE]\n\n")
+        assert router.total("router_requests_total", status=str(status), end="complete") == 1
+        assert router.total("router_worker_failures_total") == (status in STATUSES)
+
+
+async def test_an_error_of_the_request_is_not_tried_elsewhere(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    a.then(errs_at_once(400))
+    async with running(a, b) as router, router.client() as client:
+        assert b'"code":400' in (await client.ask(post(body=STREAMED))).body
+    assert b.requests == []
+
+
+async def test_who_begins_a_stream_with_an_error_is_not_thought_to_hold_the_prompt(a: ScriptedWorker) -> None:
+    ask = post("/v1/completions", b'{"prompt":[1,2,3,4,5,6,7,8,9],"stream":true}')
+    async with running(a, router_mode="kv", kv_events=False) as router, router.client() as client:
+        overlaps = []
+        for script in (errs_at_once(503), events(b"1", b"[DONE]"), events(b"1", b"[DONE]")):
+            a.then(script)
+            overlaps.append((await client.ask(ask)).header(b"x-router-overlap-tokens"))
+    assert overlaps == [b"0", b"0", b"8"]
+
+
 @pytest.mark.parametrize("status", STATUSES)
 async def test_a_lone_workers_5xx_is_passed_on_as_it_is(a: ScriptedWorker, status: int) -> None:
     a.then(answer(b'{"error":"theirs"}', status, b"retry-after: 3"))

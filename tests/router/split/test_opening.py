@@ -1,4 +1,4 @@
-"""How a decode worker's stream begins, cut anywhere."""
+"""How a stream begins: a decode worker's, cut anywhere, and any other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from router.http.chunked import ChunkedBody
 from router.http.relay import HELD
-from router.split.opening import Opening
+from router.split.opening import Opening, error_status
 from tests.router.http.test_chunked import chunk
 
 ROLE = chunk(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n')
@@ -72,3 +72,28 @@ def test_where_the_pieces_end_is_no_matter(begin: bytes, then: bytes, fails: boo
 def test_an_event_that_is_long_is_not_waited_for() -> None:
     data = chunk(b"data: " + b"x" * HELD)[:-2]
     assert not Opening().hold(data, 0)
+
+
+@pytest.mark.parametrize(
+    ("stream", "status"),
+    [
+        (TOKEN, None),
+        (TOKEN + error(500), None),
+        (ROLE, None),
+        (ROLE + TOKEN, None),
+        (TEXT, None),
+        (error(503), 503),
+        (error(400) + DONE, 400),
+        (ROLE + error(503), 503),
+        (error(7), 500),
+        (DIED, 500),
+        (ABORT, 500),
+        (given_up("503"), 503),
+        (given_up("null"), 500),
+        (error(503)[:-5], None),
+        (chunk(b'data: {"choices":[{"text":"say \\"error\\": {","finish_reason":null}]}\n\n'), None),
+        (chunk(b'data: {"text":"\\"error\\"","error":null}\n\n'), None),
+    ],
+)
+def test_the_status_that_a_stream_amounts_to(stream: bytes, status: int | None) -> None:
+    assert error_status(stream) == status
