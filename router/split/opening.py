@@ -15,6 +15,11 @@ _ERROR = re.compile(rb'(?:[0-9a-fA-F]+\r\n)?data: ?\{"(?:error": ?\{|object": ?"
 """The first event of a chunk, as vLLM and SGLang write it when the first token could not be computed."""
 _REQUESTS_OWN = re.compile(rb'"(?:status_)?code": ?4(?!29)\d\d\b')
 """An error that any other worker would answer too: so SGLang reports an invalid grammar once it streams."""
+_NAMED_ERROR = re.compile(
+    rb'(?:[0-9a-fA-F]+\r\n)?event: ?error\r?\ndata: ?\{"type": ?"error", ?"error": ?\{"type": ?'
+    rb'"(internal_error|api_error|overloaded_error)"'
+)
+"""The same on /v1/messages, whose errors have no code; other types are the request's own."""
 _CODE = re.compile(rb'"(?:status_)?code": ?([45]\d\d)\b')
 _DIED = ENGINE_DIED.encode()
 _ABORTED = re.compile(rb'"finish_reason": ?(?:"abort"|\{"type": ?"abort")')
@@ -54,6 +59,8 @@ def error_status(data: bytes) -> int | None:
     if b'"error"' not in data and b'"abort"' not in data:  # nearly always
         return None
     event, whole = _first(data)
+    if whole and (named := _NAMED_ERROR.match(event)):
+        return 503 if named[1] == b"overloaded_error" else 500
     if not whole or not (_ERROR.match(event) or _ABORTED.search(event)):
         return None
     code = None if _DIED in event else _CODE.search(event)

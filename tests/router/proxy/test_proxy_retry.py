@@ -142,6 +142,15 @@ async def test_an_error_where_a_stream_should_begin_is_one(a: ScriptedWorker, b:
         assert router.total("router_requests_total", worker="b", status="200", end="complete") == 1
 
 
+async def test_so_is_one_of_messages(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    error = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"x"}}\n\n'
+    a.then(says(SSE + b"%x\r\n%s\r\n" % (len(error), error), b"0\r\n\r\n"))
+    b.then(events(b"1"))
+    async with running(a, b) as router, router.client() as client:
+        got = await client.ask(post("/v1/messages", b'{"model":"m","messages":[],"stream":true}'))
+    assert (got.status, got.body) == (200, b"data: 1\n\n")
+
+
 async def test_who_is_too_busy_for_a_stream_is_not_taken_for_broken(a: ScriptedWorker, b: ScriptedWorker) -> None:
     async with ScriptedWorker("c") as c, running(a, b, c) as router, router.client() as client:
         for _ in range(8):  # more than it takes to open a breaker

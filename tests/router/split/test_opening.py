@@ -32,6 +32,11 @@ def given_up(code: str) -> bytes:
     return chunk(b'data: {"text":"","meta_info":{"id":"x","finish_reason":%s,"prompt_tokens":9}}\n\n' % reason)
 
 
+def named(kind: str) -> bytes:
+    """On /v1/messages."""
+    return chunk(b'event: error\ndata: {"type":"error","error":{"type":"%s","message":"x"}}\n\n' % kind.encode())
+
+
 def judged(pieces: list[bytes]) -> tuple[bool, bytes]:
     """Whether it fails, and what would have been passed on by then."""
     opening, body, passed = Opening(), ChunkedBody(), b""
@@ -91,6 +96,11 @@ def test_an_event_that_is_long_is_not_waited_for() -> None:
         (given_up("503"), 503),
         (given_up("null"), 500),
         (error(503)[:-5], None),
+        (named("internal_error"), 500),
+        (named("api_error"), 500),
+        (named("overloaded_error"), 503),
+        (named("invalid_request_error"), None),
+        (named("internal_error")[:-5], None),
         (chunk(b'data: {"choices":[{"text":"say \\"error\\": {","finish_reason":null}]}\n\n'), None),
         (chunk(b'data: {"text":"\\"error\\"","error":null}\n\n'), None),
     ],
