@@ -151,7 +151,7 @@ class Attempt:
         opening = self._opening
         if opening and not self.begun:
             data, boundary = opening.add(data, boundary)
-            if self._retries_if(opening.fails(data), _AN_ERROR) or opening.hold(data, boundary):
+            if self._retries_if(opening.fails(data), data, _AN_ERROR) or opening.hold(data, boundary):
                 return
         out = relay.body(data, boundary)
         # Told in any case: what follows an event that is held back here must not overtake it.
@@ -170,16 +170,16 @@ class Attempt:
         status = error_status(out)
         if status is None:
             return False
-        failure = Failure("busy" if status in BUSY_STATUSES else "error", _AN_ERROR)
-        if status not in RETRY_STATUSES or not self._exchange.retries(failure):
+        if status not in RETRY_STATUSES or not self._exchange.retries(_failure(out, _AN_ERROR)):
             self._head = failed = head._replace(status=status)
             self._begin_answer(failed, relay, out)
         return True
 
-    def _retries_if(self, fails: bool, reason: str) -> bool:
+    def _retries_if(self, fails: bool, data: bytes, reason: str) -> bool:
+        """`data`: the answer, or how it begins."""
         if not fails:
             return False
-        if self._exchange.retries(Failure("error", reason)):
+        if self._exchange.retries(_failure(data, reason)):
             return True
         self._opening = None  # the answer goes to the client
         return False
@@ -201,7 +201,7 @@ class Attempt:
             return
         held = relay.body(*self._opening.add(b"", 0)) if self._opening else b""
         out = held + relay.end()
-        if isinstance(relay, EditedBody) and self._retries_if(is_aborted(out), "aborted its answer"):
+        if isinstance(relay, EditedBody) and self._retries_if(is_aborted(out), out, "aborted its answer"):
             return
         if exchange.first_byte is None:
             self._begin_answer(head, relay, out)
@@ -299,3 +299,8 @@ class Attempt:
             exchange.connection.write(out)
         exchange.fail(Failure("error", f"broke off its answer: it {migration.failure}"))
         return True
+
+
+def _failure(data: bytes, reason: str) -> Failure:
+    """Of a worker whose answer begins with `data`."""
+    return Failure("busy" if error_status(data) in BUSY_STATUSES else "error", reason)

@@ -611,7 +611,7 @@ async def test_a_busy_decode_workers_prompt_is_computed_where_it_is_cached(
 
 
 @pytest.mark.parametrize("connector", ["nixl", "sglang"])
-@pytest.mark.parametrize(("code", "own"), [(400, True), (422, True), (429, False), (500, False)])
+@pytest.mark.parametrize(("code", "own"), [(400, True), (422, True), (500, False)])
 async def test_an_error_that_is_the_requests_own_is_the_clients(
     p: ScriptedWorker, d: ScriptedWorker, code: int, own: bool, connector: str
 ) -> None:
@@ -626,6 +626,20 @@ async def test_an_error_that_is_the_requests_own_is_the_clients(
             for _ in range(FAILURES):
                 await ask(router, STREAMED)
             assert {router.breaker(worker) for worker in (p, other, d)} == {"closed"}
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("code", [429, 503])
+async def test_a_decode_worker_that_says_only_in_its_stream_that_it_is_busy_is_not_taken_for_broken(
+    p: ScriptedWorker, d: ScriptedWorker, code: int, connector: str
+) -> None:
+    d._default = events(b'{"error":{"object":"error","message":"The request queue is full.","code":%d}}' % code)
+    async with ScriptedWorker("d2") as other, router_of(connector, p, d, other) as router:
+        for _ in range(2 * FAILURES):
+            assert (await ask(router, STREAMED)).body == b'{"ok":true}'
+        assert len(d.requests) >= FAILURES
+        assert failures(router) == (0, len(d.requests))
+        assert router.breaker(d) == "closed"
 
 
 ABORTED = {
