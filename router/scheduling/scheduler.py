@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.scheduling.backlog import Backlog
+from router.scheduling.balance import least_cost
 from router.scheduling.booking import Booking, DecodeBooking, PrefillBooking
 from router.scheduling.candidates import Candidates, Split
 from router.scheduling.decision import NOTHING_HELD, Choice, Decision, Onward, Policy, Prediction, QueueState, Uniform
@@ -22,6 +23,8 @@ from router.scheduling.latency import LatencyModel
 from router.scheduling.load import LoadBook
 from router.scheduling.others import ALONE, Others
 from router.scheduling.present import Present
+
+_NAMED = "named by the request"
 
 
 class Scheduler:
@@ -63,9 +66,8 @@ class Scheduler:
     ) -> Decision:
         """Choose among `candidates`, which must not be empty.
 
-        `matches` None: no overlap was looked up. A `pinned` request takes the least loaded of its candidates, which are
-        all ranks of the worker that it named. `policy`: used instead of the scheduler's own. `stored` and `limit`: see
-        `Present`.
+        `matches` None: no overlap was looked up. The candidates of a `pinned` request are all ranks of the worker that
+        it named. `policy`: used instead of the scheduler's own. `stored` and `limit`: see `Present`.
         """
         self._settle(now)
         split = candidates.split
@@ -74,11 +76,18 @@ class Scheduler:
             prefills = Present(self, split.prefills, prompt_tokens, matches, now, stored, limit, queue)
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
-        if pinned:
-            choice = Choice(_least_loaded(present), None, "named by the request")
-        else:
-            choice = (policy or self._policy).choose(present, self._random)
+        policy = policy or self._policy
+        choice = self._choose_rank(present, policy) if pinned else policy.choose(present, self._random)
         return _decision(present, choice, _predict)
+
+    def _choose_rank(self, present: Present, policy: Policy) -> Choice:
+        """Choose among the ranks of a worker that the request named. Each has a cache of its own, so the policy chooses
+        if the prompt was looked up. Most workers have one rank: then nothing is worked out."""
+        if len(present.candidates) == 1:
+            return Choice(0, None, _NAMED)
+        looked_up = present.matches is not None
+        choice = policy.choose(present, self._random) if looked_up else least_cost(present.requests, self._random)
+        return Choice(choice.position, choice.costs, _NAMED)
 
     def least_prefill(
         self, candidates: Candidates, prompt_tokens: int, matches: Matches, now: float, stored: int = 0
@@ -169,11 +178,6 @@ class Scheduler:
 
 def _nothing() -> None:
     pass
-
-
-def _least_loaded(present: Present) -> int:
-    """The position of the rank with the fewest requests. Most named workers have one rank: no load is worked out."""
-    return int(present.requests.argmin()) if len(present.candidates) > 1 else 0
 
 
 def _decision(

@@ -15,10 +15,11 @@ from indexer.events import LoadReport
 from indexer.matches import Matches, Overlap
 from indexer.types import WorkerRank
 from router.scheduling import figures, load
+from router.scheduling.auto import Auto
 from router.scheduling.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
 from router.scheduling.candidates import Candidates, Split
 from router.scheduling.cheapest import Cheapest
-from router.scheduling.decision import Choice, Decision, Policy, Situation, Uniform
+from router.scheduling.decision import Choice, CostPolicy, Decision, Policy, Situation, Uniform
 from router.scheduling.figures import Counts
 from router.scheduling.lmetric import LMetric
 from router.scheduling.load import Load, LoadBook
@@ -189,17 +190,36 @@ def test_of_requests_without_prompts_no_more_is_worked_out_than_is_read(
     assert worked_out == ["loads"] * read
 
 
-def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker() -> None:
+def ranks_for_pinned(policy: Policy, matches: Matches | None, requests: int, seed: int = 0) -> list[int]:
+    """Which of three ranks of the worker that they name takes each of so many requests that come at once."""
     candidates = Candidates((rank("a", n), 16) for n in range(3))
-    choosing = scheduler(RoundRobin(), candidates)
-    seen = []
-    for _ in range(6):
-        decision = choosing.select(candidates, 100, holding_on_gpu({rank("a", 0): 2}), 0.0, pinned=True)
-        assert decision.reason == "named by the request"
-        assert decision.overlap_tokens == (32 if decision.rank.dp_rank == 0 else 0)
-        choosing.reserve(decision, 0.0)
-        seen.append(decision.rank.dp_rank)
-    assert Counter(seen) == {0: 2, 1: 2, 2: 2}
+    choosing = scheduler(policy, candidates, seed)
+    decisions = []
+    for _ in range(requests):
+        decisions.append(choosing.select(candidates, 100, matches, 0.0, pinned=True))
+        choosing.reserve(decisions[-1], 0.0)
+    assert {decision.reason for decision in decisions} == {"named by the request"}
+    return [decision.rank.dp_rank for decision in decisions]
+
+
+def test_a_pinned_request_takes_the_least_loaded_rank_of_its_worker_where_no_prompt_is_looked_up() -> None:
+    assert Counter(ranks_for_pinned(RoundRobin(), None, 6)) == {0: 2, 1: 2, 2: 2}
+
+
+def test_routers_that_see_the_same_do_not_all_send_pinned_requests_to_the_first_rank() -> None:
+    assert {ranks_for_pinned(LeastLoaded(), None, 1, seed)[0] for seed in range(20)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("cost", [Auto(), OverlapCost(1.0), LMetric()])
+def test_a_pinned_request_goes_to_the_rank_of_its_worker_that_holds_its_prefix(cost: CostPolicy) -> None:
+    for holder in range(3):
+        assert ranks_for_pinned(Cheapest(cost), holding_on_gpu({rank("a", holder): 6}), 1) == [holder]
+
+
+def test_a_pinned_request_leaves_the_rank_that_holds_its_prefix_where_too_many_wait() -> None:
+    ranks = ranks_for_pinned(Cheapest(OverlapCost(1.0)), holding_on_gpu({rank("a", 1): 3}), 6)
+    assert ranks[0] == 1
+    assert set(ranks) == {0, 1, 2}
 
 
 @repeatable
