@@ -93,6 +93,8 @@ class Decoder:
         tokens = read_tokens(event.token_ids, numbers)
         if not len(tokens) and tier is not Tier.GPU:
             return self._copied(event.group_idx, hashes, tier)
+        if _is_of_lmcache(event):
+            return "medium"
         if event.lora_id is not None and event.lora_name is None:
             return "lora"
         namespace, extras = _namespace_and_extras(event, len(hashes))
@@ -124,6 +126,13 @@ class Decoder:
 def decode(payload: bytes) -> EngineBatch:
     """One frame by itself; see Decoder for what only a sequence of frames can tell. Raises MalformedEvent."""
     return Decoder()(payload)
+
+
+def _is_of_lmcache(event: Stored) -> bool:
+    """Whether LMCache tells of it (lmcache_connector.py, and its own lmcache_mp_connector.py): that a chunk, which
+    several engines may share, is stored, and never that it is gone. What vLLM itself moves to CPU memory, with its
+    tokens, comes with its group or locality."""
+    return event.medium == "CPU" and event.group_idx is None and event.locality is None
 
 
 def _is_mixed(event: Stored) -> bool:

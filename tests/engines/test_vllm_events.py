@@ -184,6 +184,12 @@ def test_offloading_that_describes_itself_says_all() -> None:
     assert stored(medium="CPU", group_idx=0, kv_cache_spec_kind="full_attention").tier is Tier.CPU
 
 
+def test_chunks_that_lmcache_keeps_do_not_count() -> None:
+    """It tells of none that goes. It calls the medium CPU, as vLLM's own offloading does, since September 2026."""
+    assert decode(frame(store(medium="CPU"))).skipped == {"medium": 1}
+    assert stored(medium="CPU", locality="LOCAL").tier is Tier.CPU  # SimpleCPUOffloadConnector
+
+
 @pytest.mark.parametrize("event", [store(medium="STORAGE"), remove(medium="STORAGE")])
 def test_what_another_machine_holds_is_not_the_workers(event: dict[str, Any]) -> None:
     assert decode(frame({**event, "locality": "REMOTE"})).skipped == {"medium": 1}
