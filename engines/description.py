@@ -53,7 +53,9 @@ class EngineDescription(msgspec.Struct, frozen=True):
     dp_size: int = 1
     first_rank: int = 0
     """What the engine calls the rank that is 0 here. Several servers of one data-parallel engine count theirs together,
-    but each takes requests for its own from 0 on."""
+    but each takes requests for its own from 0 on, unless it says otherwise (`asked_from`)."""
+    asked_from: int = 0
+    """What a request calls the rank that is 0 here."""
     event_sources: tuple[EventSource, ...] = ()
     total_blocks: int | None = None
     """KV blocks per rank."""

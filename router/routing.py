@@ -466,9 +466,10 @@ def _ignore(leg: Leg | Pair | Response) -> None:
 
 def _rank_lines(worker: Worker, rank: WorkerRank) -> bytes:
     """Header lines that name the rank; none for an engine with one rank."""
-    if not _has_ranks(worker):
+    found = worker.description
+    if found is None or found.dp_size < 2:
         return b""
-    return header_lines(rank_headers(worker.engine, rank.dp_rank))
+    return header_lines(rank_headers(worker.engine, found.asked_from + rank.dp_rank))
 
 
 def _has_ranks(worker: Worker) -> bool:

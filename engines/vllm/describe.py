@@ -14,6 +14,10 @@ from indexer.events import LARGEST_COUNT
 
 CONFIG = "vllm:cache_config_info"
 
+_RUST = "rust_frontend_version"
+"""In GET /version of vLLM's front end in Rust (VLLM_USE_RUST_FRONTEND), which takes requests for its ranks by their
+numbers among all (vllm-project/router#210); the one in Python counts its own from 0."""
+
 _TAKES_RANK: Version = (0, 11, 1)
 """The first version that reads X-data-parallel-rank (entrypoints/openai/serving_engine.py)."""
 
@@ -39,6 +43,7 @@ def describe(
         block_size=block_size,
         dp_size=dp_size,
         first_rank=first_rank,
+        asked_from=first_rank if _RUST in mapping(version) else 0,
         event_sources=event_sources,
         total_blocks=blocks_of_each(config),
         keeps_prefixes=all(sample.labels.get("enable_prefix_caching") != "False" for sample in config),

@@ -134,6 +134,7 @@ def test_vllms_ranks_state_their_own_endpoints() -> None:
         EventSource(1, "tcp://10.0.0.7:5567", "tcp://10.0.0.7:6567", "kv@w0@tiny"),
     )
     assert (found.dp_size, found.first_rank) == (2, 9)
+    assert found.asked_from == 0
     assert found.problems == (problems.NO_REPLAY,)
 
 

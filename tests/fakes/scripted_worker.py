@@ -127,16 +127,20 @@ class Pages:
     server_info: dict[str, Any] | None = None
     """SGLang's; None: the worker speaks like vLLM."""
     statuses: dict[str, int | None] = field(default_factory=dict)
+    version: dict[str, str] = field(default_factory=lambda: {"version": "0.32.0"})
+    ranks: tuple[int, ...] = (0,)
+    """Of vLLM's data-parallel engine, those of this server."""
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes] | None:
         """None: a path that only the router's clients ask for."""
         pages: dict[str, Callable[[], Any]] = {
             "/health": lambda: "",
-            "/version": lambda: {"version": "0.32.0"},
+            "/version": lambda: self.version,
             "/v1/models": self._models,
             "/tokenize": lambda: self._tokenize(body),
-            "/metrics": lambda: (
-                f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="10000"}} 1\n'
+            "/metrics": lambda: "".join(
+                f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="{rank}",num_gpu_blocks="10000"}} 1\n'
+                for rank in self.ranks
             ),
             "/kv_event_sources": dict,
             "/is_sleeping": lambda: {"is_sleeping": False},
