@@ -17,13 +17,14 @@ from router.arms import Arms
 from router.context import RouterContext
 from router.forms import form_model
 from router.http.front import Connection
-from router.http.messages import Request, Response, first, new_request_id, with_request_id
+from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
 from router.migration.migrating import Migration, Migrations
 from router.openai.bodies import PassedOn
 from router.openai.engine_paths import GENERATE, MODEL_UNREAD, PASSED_ON, RANKS_IN_BODY
 from router.openai.errors import BadRequest, error_response, typed_for
 from router.openai.inference import (
     ENDPOINTS,
+    INPUTS,
     RENDERED,
     Inference,
     asks_for_stream,
@@ -132,6 +133,8 @@ class Server:
     def _infer(self, request: Request, connection: Connection, inference: Inference, tenant: Tenant | None) -> Exchange:
         self._check_model(inference.model, tenant)
         pinned = self._pinned(request)
+        if inference.model is None and pinned is None:
+            self._check_one_model()
         if inference.engine:
             self._check_engine(request, pinned, inference.model, inference.engine)
         _check_adapter(request.body, tenant)
@@ -200,6 +203,8 @@ class Server:
         if self._prompts and fields:
             self._prompts.guess(routing, model, fields, RENDERED[request.head.path])
         kept = read_kept(request.head, said)
+        if model is None and _needs_model(request.head) and not (kept.named or routing.pinned):
+            self._check_one_model()
         note = self._responses.note if kept.keeps else None
         exchange = self._exchange(request, connection, routing, tenant, on_first_bytes=note)
         if kept.named and not routing.pinned:
@@ -246,6 +251,12 @@ class Server:
         fleet = self._context.fleet
         if model is not None and not fleet.may_serve(model):
             raise no_such_model(fleet, model, tenant)
+
+    def _check_one_model(self) -> None:
+        """A request names no model. Raises BadRequest if it would get the answer of whichever happens to be chosen."""
+        if not self._context.fleet.has_one_model:
+            text = "The request names no model, and several are served here: name one that /v1/models lists."
+            raise BadRequest(400, text, param="model")
 
     def _check_engine(self, request: Request, pinned: Worker | None, model: str | None, engine: EngineKind) -> None:
         """Raises BadRequest if none of the workers that could get the request can run that engine."""
@@ -327,6 +338,11 @@ async def _show(page: Coroutine[None, None, Response], connection: Connection) -
 def _may_move(request: Request, inference: Inference) -> bool:
     """Whether another worker may continue the answer: clients of HTTP/1.0 get it as it is."""
     return inference.engine is None and not request.head.http_1_0
+
+
+def _needs_model(head: RequestHead) -> bool:
+    """Whether a request that is passed on is for a model. Others name what an engine keeps, or are unknown."""
+    return head.method == b"POST" and (head.path in RENDERED or head.path in INPUTS or head.path in PASSED_ON)
 
 
 def _read(request: Request, tenant: Tenant | None) -> PassedOn:

@@ -275,6 +275,23 @@ async def test_an_unknown_model(a: ScriptedWorker) -> None:
     assert b"SECRET" not in got.body
 
 
+NEED_MODEL = [COMPLETION, "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"]
+
+
+@pytest.mark.parametrize("path", NEED_MODEL)
+async def test_among_several_models_one_has_to_be_named(a: ScriptedWorker, b: ScriptedWorker, path: str) -> None:
+    """Else it would be left to chance which answers."""
+    a.pages.models, b.pages.models = ["one"], ["two"]
+    async with running(a, b) as router, router.client() as client:
+        for name in (b"", b'"model":"",', b'"model":null,'):
+            body = b'{%b"prompt":"x","messages":[{"role":"user","content":"x"}]}' % name
+            got = await client.ask(post(path, body))
+            assert (got.status, error(got)["param"]) == (400, "model")
+        assert a.requests == b.requests == []
+        got = await client.ask(post(path, body, b"x-router-target-worker: b"))
+        assert (got.status, got.header(b"x-router-worker")) == (200, b"b")
+
+
 JSON = b"content-type: application/json"
 FORM = b"content-type: multipart/form-data; boundary=xyz"
 
