@@ -13,6 +13,7 @@ from engines.versions import Version, is_before
 from indexer.events import LARGEST_COUNT
 
 CONFIG = "vllm:cache_config_info"
+RUNNING = "vllm:num_requests_running"
 
 _RUST = "rust_frontend_version"
 """In GET /version of vLLM's front end in Rust (VLLM_USE_RUST_FRONTEND), which takes requests for its ranks by their
@@ -27,7 +28,9 @@ def describe(
 ) -> EngineDescription:
     """From GET /version, /kv_event_sources (None: it has none) and /metrics, the first two as JSON values."""
     config = read_samples(metrics, {CONFIG})
-    configs, ranks = _configs(sources), {sample.labels.get("engine", "0") for sample in config}
+    # The front end in Rust has no CONFIG.
+    ranks = {sample.labels.get("engine", "0") for sample in config or read_samples(metrics, {RUNNING})}
+    configs = _configs(sources)
     first_rank = min([*configs, *(int(rank) for rank in ranks if is_rank(rank))], default=0)
     event_sources, found = _event_sources(host, sources, first_rank)
     block_size = _number(config, "block_size")

@@ -6,9 +6,8 @@ from engines.answers import share, whole
 from engines.description import EngineDescription
 from engines.prometheus import read_samples
 from engines.rank_load import RankLoad
-from engines.vllm.describe import CONFIG, blocks_of_each, is_rank
+from engines.vllm.describe import CONFIG, RUNNING, blocks_of_each, is_rank
 
-RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 USAGE = "vllm:kv_cache_usage_perc"
 QUERIES = "vllm:prefix_cache_queries_total"

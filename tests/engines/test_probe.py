@@ -154,6 +154,15 @@ def test_vllms_ranks_count_without_events_too() -> None:
     assert (found.dp_size, found.first_rank, found.block_size, found.total_blocks) == (2, 0, 16, 8)
 
 
+def test_vllms_front_end_in_rust_tells_its_ranks_by_their_load() -> None:
+    """It has neither /kv_event_sources nor the metric of the cache (rust/src/metrics/src/scheduler.rs)."""
+    lines = [f'vllm:num_requests_running{{model_name="tiny",engine="{rank}"}} 0' for rank in (4, 5)]
+    versions = served_json({"version": "0.33.0", "rust_frontend_version": "0.1.0"})
+    served = {**without(VLLM, "/kv_event_sources"), "/version": versions}
+    found = describe({**served, "/metrics": Answer(200, "\n".join(lines).encode())})
+    assert (found.dp_size, found.first_rank, found.asked_from, found.block_size) == (2, 4, 4, None)
+
+
 @pytest.mark.parametrize("served", [SGLANG, SGLANG_OLD])
 def test_sglangs_ranks_count_ports_up(served: dict[str, Answer]) -> None:
     events = {**json.loads(served["/server_info"].body)["kv_events"], "dp_size": 3}
