@@ -40,6 +40,8 @@ class Codec(NamedTuple):
     removed: Callable[..., Any]
     cleared: Any
     cpu: str
+    moved: dict[str, Any]
+    """What tells a store to its CPU memory from one of LMCache's; in an array, that there are no tokens."""
     disk: str
     salt: Callable[[str], dict[str, Any]]
     lora: bool
@@ -76,9 +78,20 @@ def sglang_salt(salt: str) -> dict[str, Any]:
 VLLM, SGLANG = engines.vllm.decode.decode, engines.sglang.decode.decode
 CLEARED_MAP, CLEARED_ARRAY = {"type": "AllBlocksCleared"}, ["AllBlocksCleared"]
 CODECS = [
-    Codec("vllm", VLLM, as_map, removed_map, CLEARED_MAP, "CPU", "STORAGE", vllm_salt, lora=True),
-    Codec("vllm-arrays", VLLM, vllm_array, removed_array, CLEARED_ARRAY, "CPU", "STORAGE", vllm_salt, lora=True),
-    Codec("sglang", SGLANG, as_map, removed_map, CLEARED_MAP, "CPU_PINNED", "DISK", sglang_salt, lora=True),
+    Codec("vllm", VLLM, as_map, removed_map, CLEARED_MAP, "CPU", {"group_idx": 0}, "STORAGE", vllm_salt, lora=True),
+    Codec(
+        "vllm-arrays",
+        VLLM,
+        vllm_array,
+        removed_array,
+        CLEARED_ARRAY,
+        "CPU",
+        {"token_ids": []},
+        "STORAGE",
+        vllm_salt,
+        lora=True,
+    ),
+    Codec("sglang", SGLANG, as_map, removed_map, CLEARED_MAP, "CPU_PINNED", {}, "DISK", sglang_salt, lora=True),
     Codec(
         "sglang-arrays",
         SGLANG,
@@ -86,6 +99,7 @@ CODECS = [
         removed_array,
         CLEARED_ARRAY,
         "CPU_PINNED",
+        {},
         "DISK",
         lambda salt: {"metadata": sglang_salt(salt)},
         lora=False,
@@ -152,7 +166,8 @@ def test_hashes_become_names_and_a_parent_stays_as_it_came(codec: Codec, engine_
 @codecs
 def test_tiers(codec: Codec) -> None:
     for medium, tier in [("GPU", Tier.GPU), (codec.cpu, Tier.CPU), (codec.disk, Tier.DISK), (None, Tier.GPU)]:
-        assert only(codec, two_blocks(codec, medium=medium)).tier is tier
+        moved = codec.moved if tier is Tier.CPU else {}
+        assert only(codec, two_blocks(codec, medium=medium, **moved)).tier is tier
         assert only(codec, codec.removed(block_hashes=[1], medium=medium)).tier is tier
 
 
