@@ -14,7 +14,7 @@ from router.http.relay import Events, Relay, Unchunked, relay_for
 from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import error_response
-from router.proxy.failures import BUSY_STATUSES, RETRY_STATUSES, Failure, answered
+from router.proxy.failures import RETRY_STATUSES, Failure, answered
 from router.proxy.legs import Leg, response_head
 from router.proxy.outcome import Silence
 from router.proxy.sending import Sending
@@ -170,7 +170,7 @@ class Attempt:
         status = error_status(out)
         if status is None:
             return False
-        if status not in RETRY_STATUSES or not self._exchange.retries(_failure(out, _AN_ERROR)):
+        if status not in RETRY_STATUSES or not self._exchange.retries(answered(status)._replace(reason=_AN_ERROR)):
             self._head = failed = head._replace(status=status)
             self._begin_answer(failed, relay, out)
         return True
@@ -303,4 +303,4 @@ class Attempt:
 
 def _failure(data: bytes, reason: str) -> Failure:
     """Of a worker whose answer begins with `data`."""
-    return Failure("busy" if error_status(data) in BUSY_STATUSES else "error", reason)
+    return answered(error_status(data) or 500)._replace(reason=reason)

@@ -11,8 +11,6 @@ from tests.soak.samples import Sample
 
 LEAST_WARM_UP = 120.0
 """Seconds; a run shorter than twice that warms up for half of it."""
-
-
 MOST_FILES = 0.2
 """Growth of the number of open files under load, as a share."""
 MOST_LEFT = 4
