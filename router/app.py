@@ -45,6 +45,7 @@ from router.policies import make_policy
 from router.processes.member import Member, Sockets, share
 from router.processes.sent import SentPrompts
 from router.prompts import Prompts
+from router.proxy.comments import Comments
 from router.proxy.exchange import Exchange
 from router.proxy.watchdog import Timeouts, Watchdog
 from router.reloading import Reloading
@@ -342,6 +343,7 @@ class App:
             tenant_header=settings.tenant_header.lower().encode() if settings.tenant_header else None,
             migrations=self._migrations,
             responses=self._responses,
+            commented=settings.sse_keep_alive is not None,
         )
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
@@ -369,6 +371,8 @@ class App:
             "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,
         }
+        if settings.sse_keep_alive is not None:
+            chores["comments"] = Comments(settings.sse_keep_alive, under_way).tick
         return Housekeeping(chores, time.monotonic)
 
     def on_hangup(self) -> None:

@@ -70,9 +70,10 @@ class Server:
         tenant_header: bytes | None,
         migrations: Migrations | None,
         responses: KeptResponses,
+        commented: bool = False,
     ) -> None:
         """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
-        in lower case, that names a request's tenant if no key does."""
+        in lower case, that names a request's tenant if no key does. `commented`: see `Exchange`."""
         self._context = context
         self._prompts = prompts
         self._own = own_pages
@@ -85,6 +86,7 @@ class Server:
         self._tenant_header = tenant_header
         self._migrations = migrations
         self._responses = responses
+        self._commented = commented
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -243,6 +245,7 @@ class Server:
             routing.streamed,
             migration,
             on_first_bytes,
+            self._commented,
         )
 
     def _check_model(self, model: str | None, tenant: Tenant | None) -> None:

@@ -18,7 +18,15 @@ from typing import Protocol, cast
 
 from router.http import protocol
 from router.http.clients import READ_AHEAD, SPARE, Activity, ActivityTimer, Clients
-from router.http.messages import CLOSES, Passing, Request, Response, connection_line, write_response
+from router.http.messages import (
+    CLOSES,
+    Passing,
+    Request,
+    Response,
+    connection_line,
+    write_beginning,
+    write_response,
+)
 from router.http.reader import CONTINUE, Admit, RefuseText, RequestReader, held
 
 MAX_PIPELINED = 16
@@ -262,6 +270,13 @@ class Connection(protocol.Protocol):
         line = connection_line(keep_alive, request.head.http_1_0)
         self._transport.write(write_response(response, line, request.head.method == b"HEAD", self._clients.date))
         self.finish(keep_alive)
+
+    def begin(self, response: Response) -> None:
+        """Answer the current request, whose client knows chunks, with this head; the body follows in chunks."""
+        request = self._current
+        if request is not None:
+            line = connection_line(request.head.keep_alive and not self._closing, http_1_0=False)
+            self._transport.write(write_beginning(response, line, self._clients.date))
 
     def finish(self, keep_alive: bool = True) -> None:
         """The current answer is complete: go on with the next request."""

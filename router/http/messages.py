@@ -43,6 +43,8 @@ RESPONSE_HEADERS = frozenset(
 """Response headers that pass to clients: what they need to read the answer. Not who made it (Server, Via), where it is
 (Location), or what would act on a browser in this router's name (Set-Cookie, CORS)."""
 
+UNBUFFERED = (b"x-accel-buffering", b"no")
+"""Has nginx pass on each event of a stream as it comes: else it collects dozens of tokens at a time."""
 CLOSES = b"connection: close\r\n"
 STAYS = b"connection: keep-alive\r\n"
 """For HTTP/1.0 clients, which otherwise read until the connection ends."""
@@ -175,9 +177,17 @@ def date_line(seconds: float) -> bytes:
 def write_response(response: Response, connection: bytes, head_only: bool = False, date: bytes = b"") -> bytes:
     """The bytes of a whole answer. `connection`: its Connection header line; `head_only` for HEAD; `date`: its Date
     header line, which an answer of a worker's has already."""
-    head = status_line(response.status) + header_lines(response.headers)
-    if not any(name == b"date" for name, _ in response.headers):
-        head += date
-    head += b"content-type: %s\r\ncontent-length: %d\r\n" % (response.content_type, len(response.body))
-    head += connection + b"\r\n"
+    head = _head(response, b"content-length: %d\r\n" % len(response.body), connection, date)
     return head if head_only else head + response.body
+
+
+def write_beginning(response: Response, connection: bytes, date: bytes) -> bytes:
+    """The head of an answer whose body is to follow in chunks. `connection`, `date`: as above."""
+    return _head(response, b"transfer-encoding: chunked\r\n", connection, date)
+
+
+def _head(response: Response, framing: bytes, connection: bytes, date: bytes) -> bytes:
+    lines = status_line(response.status) + header_lines(response.headers)
+    if not any(name == b"date" for name, _ in response.headers):
+        lines += date
+    return b"%scontent-type: %s\r\n%s%s\r\n" % (lines, response.content_type, framing, connection)

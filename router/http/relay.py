@@ -7,6 +7,7 @@ honest end, so the client's connection must be broken too (`broken` returns None
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 from router.http.chunked import decode_chunks
@@ -94,6 +95,11 @@ class Events:
     def clean(self) -> bool:
         return not self._held and not self._in_pieces
 
+    @property
+    def between_events(self) -> bool:
+        """Whether what was relayed ends with a whole event."""
+        return not self._in_pieces
+
     def is_done(self, latest: bytes) -> bool:
         """Whether the stream is complete but for HTTP's last chunk. `latest`: the piece that came last, whichever way
         it was relayed."""
@@ -146,6 +152,30 @@ class Rechunked:
         return chunk(_like(event, self._named)) + LAST_CHUNK if whole else None
 
 
+class AsEvent:
+    """A body that is not a stream, as the last event of a stream that was begun before it came."""
+
+    framing = b""
+    until_close = False
+    clean = False
+
+    def __init__(self, chunked: bool, event_of: Callable[[bytes], bytes]) -> None:
+        self._chunked = chunked
+        self._event_of = event_of
+        self._pieces: list[bytes] = []
+
+    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
+        self._pieces.append(data)
+        return b""
+
+    def end(self) -> bytes:
+        body = b"".join(self._pieces)
+        return chunk(self._event_of(decode_chunks(body) if self._chunked else body)) + LAST_CHUNK
+
+    def broken(self, event: bytes) -> bytes | None:
+        return chunk(event) + LAST_CHUNK
+
+
 class Unchunked:
     """A chunked body for HTTP/1.0, ended by the connection: events as they come, anything else when it is complete."""
 
@@ -190,3 +220,7 @@ def _like(event: bytes, named: bool) -> bytes:
 def chunk(data: bytes) -> bytes:
     """`data` as one chunk."""
     return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+COMMENT = chunk(b": waiting\n\n")
+"""What clients of server-sent events ignore."""

@@ -15,7 +15,15 @@ import httptools
 from router.http import protocol
 from router.http.chunked import EVENT_ENDS, SIZE_LINES, USUAL, ChunkedBody, MalformedChunk
 from router.http.keep_alive import keep_alive
-from router.http.messages import RESPONSE_HEADERS, Headers, first, header_lines, may_pass, status_line
+from router.http.messages import (
+    RESPONSE_HEADERS,
+    UNBUFFERED,
+    Headers,
+    first,
+    header_lines,
+    may_pass,
+    status_line,
+)
 from router.http.repeated import without_length
 
 _MAX_HEAD = 1024 * 1024
@@ -24,8 +32,6 @@ of the worker."""
 _MOST_HEADS, _LONGEST_KNOWN = 32, 4096
 """How many heads are remembered, and how many bytes one of them has at most."""
 _LAST_CHUNK = len(b"0\r\n\r\n")
-_UNBUFFERED: Headers = [(b"x-accel-buffering", b"no")]
-"""Has nginx pass on each event as it comes: else it collects dozens of tokens at a time."""
 _NO_ANSWER = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """The second stands for status 101, though no other protocol was asked for."""
 BOOKED = 16
@@ -129,7 +135,7 @@ def parse_head(
 
 def _for_client(headers: Headers, passing: Collection[bytes], streamed: bool) -> Headers:
     passed = may_pass(headers, passing)
-    return passed + _UNBUFFERED if streamed and first(passed, _UNBUFFERED[0][0]) is None else passed
+    return [*passed, UNBUFFERED] if streamed and first(passed, UNBUFFERED[0]) is None else passed
 
 
 def _encoded(headers: Headers) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from engines.answers import mapping, parse, text
 from router.http.messages import Response
 from router.http.relay import ERROR_NAME
 
@@ -91,12 +92,25 @@ def typed_for(path: bytes, response: Response) -> Response:
 
 
 def error_event(status: int, message: str, path: bytes, latest: bytes) -> bytes:
-    """A server-sent event that ends a stream which cannot go on. `path`: of its request. `latest`: its latest bytes.
+    """A server-sent event that ends a stream which cannot go on. `path`: of its request. `latest`: its latest bytes."""
+    return _event(status, message, _told(status, message, path=path), path, latest)
 
-    Events of /v1/responses have numbers, and clients that know them by their form look for the error's fields beside
-    these; others look for an object `error` there too.
-    """
+
+def as_event(status: int, answer: bytes, path: bytes) -> bytes:
+    """An answer that comes whole (its body) as the one event of a stream that was begun before it came."""
+    if status < 400:
+        return b"".join(b"data: %s\n" % line for line in answer.splitlines()) + b"\n"
+    said = mapping(parse(answer))
+    own = mapping(said.get("error")) or (said if text(said.get("message")) else {})
+    message = text(own.get("message")) or text(said.get("detail")) or f"The answer was {status}."
     told = _told(status, message, path=path)
+    told["error"] = mapping(told["error"]) | own
+    return _event(status, message, told, path, b"")
+
+
+def _event(status: int, message: str, told: dict[str, object], path: bytes, latest: bytes) -> bytes:
+    """Events of /v1/responses have numbers, and clients that know them by their form look for the error's fields beside
+    these; others look for an object `error` there too."""
     if path.startswith(_RESPONSES):
         number = max(map(int, _NUMBER.findall(latest)), default=-1) + 1
         told |= {"sequence_number": number, "code": str(status), "message": message, "param": None}

@@ -6,14 +6,15 @@ The attempt knows how an answer comes. What follows when it fails, or is at its 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from router.http.edited import EditedBody
 from router.http.messages import connection_line
-from router.http.relay import Events, Relay, Unchunked, relay_for
+from router.http.relay import AsEvent, Events, Relay, Unchunked, relay_for
 from router.http.upstream import Head
 from router.migration.migrating import Migration
-from router.openai.errors import error_response
+from router.openai.errors import as_event, error_response
 from router.proxy.failures import RETRY_STATUSES, Failure, answered
 from router.proxy.legs import Leg, response_head
 from router.proxy.outcome import Silence
@@ -118,6 +119,11 @@ class Attempt:
             self._seen, self._seen_at = upstream.latest, now
         return Silence(self.leg.worker, self._seen_at, "rest" if self.begun else "beginning", moved)
 
+    @property
+    def moved_at(self) -> float:
+        """When a new piece of the answer was last found, or nothing was owed."""
+        return self._seen_at
+
     def excuse(self, now: float) -> None:
         """The worker owes nothing at the moment, so its silence counts from `now`."""
         self._seen_at = now
@@ -138,6 +144,10 @@ class Attempt:
     def _relay_for(self, head: Head) -> Relay:
         migration, split = self._exchange.migration, self._exchange.split
         http_1_0 = self._exchange.request.head.http_1_0
+        if self._exchange.opened and not head.events:
+            return AsEvent(
+                head.framing == "chunked", partial(as_event, head.status, path=self._exchange.request.head.path)
+            )
         if split:
             self._opening = Opening() if head.events and head.framing == "chunked" else None
             return split.relay(head, http_1_0)
@@ -245,7 +255,7 @@ class Attempt:
         now = exchange.clock()
         self.begun = True
         exchange.first_byte = now - exchange.began
-        exchange.connection.write(self._client_head(head, relay) + body)
+        exchange.connection.write(body if exchange.opened else self._client_head(head, relay) + body)
         exchange.on_begun(self.leg.worker, head, body)
         self._learn(head, now)
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from engines.disaggregation.answer import Prefilled
 from router.http.front import Connection
-from router.http.messages import Request, Response, unencoded, with_request_id
-from router.http.relay import LAST_CHUNK, Relay, chunk
+from router.http.messages import UNBUFFERED, Request, Response, unencoded, with_request_id
+from router.http.relay import COMMENT, LAST_CHUNK, Events, Relay, chunk
 from router.http.upstream import Head
 from router.migration.migrating import Migration
-from router.openai.errors import error_event, error_response, typed_for
+from router.openai.errors import as_event, error_event, error_response, typed_for
 from router.proxy.attempt import Attempt
 from router.proxy.failures import MOST_HARMED, Failure
 from router.proxy.legs import Leg, Pair
@@ -34,6 +34,7 @@ class Exchange:
 
     __slots__ = (
         "_attempt",
+        "_commented_at",
         "_excluded",
         "_harmed",
         "_interrupted",
@@ -43,9 +44,11 @@ class Exchange:
         "_under_way",
         "began",
         "clock",
+        "commented",
         "connection",
         "first_byte",
         "migration",
+        "opened",
         "paused",
         "request",
         "request_id",
@@ -64,11 +67,14 @@ class Exchange:
         streamed: bool = False,
         migration: Migration | None = None,
         on_first_bytes: Callable[[Worker, bytes], None] | None = None,
+        commented: bool = False,
     ) -> None:
         """`under_way`: contains the exchange until it is over. `streamed`: the answer comes piece by piece.
         `migration`: another worker may continue the answer. `on_first_bytes`: called with the worker that answers
-        and the first bytes of its answer, if its status is 200."""
-        self.request = unencoded(request) if migration else request
+        and the first bytes of its answer, if its status is 200. `commented`: the client of a stream gets comments while
+        nothing comes."""
+        self.commented = commented and streamed and not request.head.http_1_0  # whose answers have no chunks
+        self.request = unencoded(request) if migration or self.commented else request
         self.request_id = request_id
         self.connection = connection
         self._routing = routing
@@ -76,6 +82,10 @@ class Exchange:
         self._on_first_bytes = on_first_bytes
         self.clock = clock
         self.began = clock()
+        self._commented_at = self.began
+        """When the client was last sent a comment; before that, when it sent its request."""
+        self.opened = False
+        """Whether the client has the head of a stream, and comments, of which no worker is the author."""
         self.streamed = streamed
         self._excluded: frozenset[str] = _NOBODY
         """Workers that are not tried any more."""
@@ -155,6 +165,28 @@ class Exchange:
             self._cut(status, reason)
             return
         self.answer(error_response(status, reason))
+
+    # -- while nothing comes
+
+    @property
+    def last_sent(self) -> float:
+        """When the client was last sent anything of a stream, seen from tick to tick."""
+        attempt = self._attempt
+        return max(attempt.moved_at if attempt and attempt.begun else self.began, self._commented_at)
+
+    def comment(self, now: float) -> None:
+        """Send a comment, if the stream is between two events, and begin it if it has not begun."""
+        attempt = self._attempt
+        relay = attempt.relay if attempt else self._interrupted
+        unanswered = self.first_byte is None
+        if self.paused or not (relay.between_events if isinstance(relay, Events) else relay is None and unanswered):
+            return
+        if unanswered and not self.opened:
+            self.opened = True
+            response = self._routing.labelled(Response(200, content_type=_EVENTS, headers=_LIVE))
+            self.connection.begin(with_request_id(response, self.request_id))
+        self.connection.write(COMMENT)
+        self._commented_at = now
 
     # -- in two parts
 
@@ -434,8 +466,13 @@ class Exchange:
         if self._over:
             return
         self._finish(response.status, end, leg)
-        response = self._routing.labelled(typed_for(self.request.head.path, response))
-        self.connection.respond(with_request_id(response, self.request_id))
+        path = self.request.head.path
+        response = typed_for(path, response)
+        if self.opened:
+            self.connection.write(chunk(as_event(response.status, response.body, path)) + LAST_CHUNK)
+            self.connection.finish(self.request.head.keep_alive)
+            return
+        self.connection.respond(with_request_id(self._routing.labelled(response), self.request_id))
 
     def _pass_on(self, response: Response, leg: Leg | None = None) -> None:
         """End the request, which is not over, with a prefill worker's own error. `leg`: as in `answer`."""
@@ -477,3 +514,5 @@ def _without(leg: Leg) -> list[frozenset[str]]:
 
 
 _NOBODY: frozenset[str] = frozenset()
+_EVENTS = b"text/event-stream; charset=utf-8"
+_LIVE = ((b"cache-control", b"no-cache"), UNBUFFERED)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.settings.options import about, memory, read_header, read_none, seconds
+from router.settings.options import Above0, about, memory, read_header, read_none, seconds, seconds_or_none
 
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -61,6 +61,14 @@ class Limits:
     keep_alive_timeout: Annotated[
         float, seconds("Limits", "How long a client's connection may stay open without a request.")
     ] = 75.0
+    sse_keep_alive: Annotated[
+        Above0 | None,
+        seconds_or_none(
+            "Limits",
+            "How long a stream may be silent before its client is sent a comment, so that proxies in between do not "
+            "give it up (docs/administration.md). No comments with none.",
+        ),
+    ] = None
     tenant_header: Annotated[
         str | None,
         about(

@@ -52,10 +52,13 @@ class Relayed:
         others: int = 0,
         on_first_bytes: Callable[[Worker, bytes], None] | None = None,
         unrecorded: bool = False,
+        commented: bool = False,
     ) -> None:
         """`held`: it is routed when the test says so. `others`: workers that it could be sent to after the first.
-        `on_first_bytes`: as an exchange's. `unrecorded`: streams may go on elsewhere, but not this one."""
+        `on_first_bytes`: as an exchange's. `unrecorded`: streams may go on elsewhere, but not this one. `commented`: it
+        is a stream whose client may be sent comments."""
         self.others = others
+        self.commented = commented
         self.on_first_bytes = on_first_bytes
         self.migration = _unrecorded() if unrecorded else None
         self.now = 1000.0
@@ -93,8 +96,10 @@ class Relayed:
             self,
             lambda: self.now,
             self.under_way,
+            streamed=self.commented,
             migration=self.migration,
             on_first_bytes=self.on_first_bytes,
+            commented=self.commented,
         )
         exchange.start()
         return exchange
