@@ -20,7 +20,7 @@ from router.proxy.legs import Leg, response_head
 from router.proxy.outcome import Silence
 from router.proxy.sending import Sending
 from router.proxy.usage import read_usage
-from router.split.opening import Opening, error_status, is_aborted
+from router.proxy.opening import Opening, error_status, is_aborted
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange

@@ -6,7 +6,7 @@ import pytest
 
 from router.http.chunked import ChunkedBody
 from router.http.relay import HELD
-from router.split.opening import Opening, error_status
+from router.proxy.opening import Opening, error_status
 from tests.router.http.test_chunked import chunk
 
 ROLE = chunk(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n')
