@@ -63,5 +63,11 @@ class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
     """AllBlocksCleared on the wire."""
 
 
+class TierCleared(msgspec.Struct, tag="TierBlocksCleared", gc=False):
+    """vLLM's TierBlocksCleared on the wire, with `tier_scoped_clear_events` (vllm/config/kv_events.py)."""
+
+    medium: str | None = None
+
+
 class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):
     pass

@@ -16,7 +16,7 @@ from engines.kv_events import (
     removed,
     stored,
 )
-from engines.kv_wire import Cleared, ClearedArray, Removed, RemovedArray
+from engines.kv_wire import Cleared, ClearedArray, Removed, RemovedArray, TierCleared
 from engines.numbers import Numbers
 from engines.vllm.wire import Stored, StoredArray
 from indexer.events import LARGEST_COUNT
@@ -40,7 +40,7 @@ PREFIX_GROUPS = frozenset({None, "full_attention", "mla_attention", "sink_full_a
 _SLIDING = frozenset({"sliding_window", "sliding_window_mla"})
 
 
-_Event: TypeAlias = Stored | Removed | Cleared
+_Event: TypeAlias = Stored | Removed | Cleared | TierCleared
 _codec: Codec[_Event] = Codec(_Event, StoredArray | RemovedArray | ClearedArray)  # type: ignore[arg-type]
 _string = msgspec.msgpack.Decoder(str)
 
@@ -69,6 +69,10 @@ class Decoder:
     def _event(self, event: _Event, numbers: Numbers) -> Outcome:
         if isinstance(event, Cleared):
             return CLEARED
+        if isinstance(event, TierCleared):
+            # What a connector keeps in other tiers stays there, but is forgotten here until it is stored again, as after
+            # the AllBlocksCleared that vLLM sends without this.
+            return CLEARED if TIERS.get(event.medium) is Tier.GPU else "medium"
         if event.locality == "REMOTE":  # held by another machine (vllm/v1/kv_offload/base.py)
             return "medium"
         if isinstance(event, Removed):

@@ -203,6 +203,14 @@ def test_a_frame_may_be_a_map() -> None:
         decode(msgspec.msgpack.encode({"ts": 1.0}))
 
 
+def test_where_only_the_gpus_blocks_are_cleared_all_are_forgotten() -> None:
+    cleared = {"type": "TierBlocksCleared"}
+    for medium in ("GPU", None):
+        assert decode(frame({**cleared, "medium": medium})) == decode(frame({"type": "AllBlocksCleared"}))
+    for medium in ("CPU", "NEW"):
+        assert decode(frame({**cleared, "medium": medium})).skipped == {"medium": 1}
+
+
 def test_an_array_of_an_old_version_may_end_early() -> None:
     old = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2, None]
     batch = decode(msgspec.msgpack.encode([1.0, [old, ["BlockRemoved", [1]]]]))
