@@ -40,6 +40,7 @@ from router.migration.migrating import Migrations
 from router.open_files import OpenFiles
 from router.openai.errors import error_response
 from router.openai.kept_responses import KeptResponses
+from router.outage import Outage
 from router.own_pages import OwnPages
 from router.policies import make_policy
 from router.processes.member import Member, Sockets, share
@@ -129,6 +130,8 @@ class App:
         namespace = None if settings.event_plane == "local" else settings.event_namespace
         self._missing_events = MissingEvents(self._fleet, self._indexer, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
+        patience = settings.wait_for_worker
+        self._outage = None if patience is None else Outage(patience, settings.max_queue)
         self._context = self._make_context(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)
         self._arms = make_arms(settings)
@@ -177,6 +180,7 @@ class App:
             has_store=settings.store is not None,
             audit=self._audit,
             missing_events=self._missing_events,
+            outage=self._outage,
             sent=sent,
         )
 
@@ -191,7 +195,7 @@ class App:
             metrics.registry.register(self._arms)
         tiers = zip(("store", "disk", "cpu"), self._scheduler.loads, strict=True)
         metrics.lifecycle.loading = {tier: loads.tokens for tier, loads in tiers}
-        metrics.tallies.queue.length = self._queue.__len__
+        metrics.tallies.queue.length = lambda: len(self._queue) + (self._outage.held if self._outage else 0)
         tally.connections, tally.buffered = self._clients.open.__len__, lambda: self._clients.buffered
 
     def _make_migrations(self, limit: int) -> Migrations | None:
@@ -371,6 +375,8 @@ class App:
             "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,
         }
+        if self._outage:
+            chores["outage"] = self._outage.tick
         if settings.sse_keep_alive is not None:
             chores["comments"] = Comments(settings.sse_keep_alive, under_way).tick
         return Housekeeping(chores, time.monotonic)

@@ -12,6 +12,7 @@ from indexer.types import Namespace, WorkerRank
 from router.events.index_audit import IndexAudit
 from router.events.missing_events import MissingEvents
 from router.metrics.registry import Metrics
+from router.outage import Outage
 from router.processes.sent import SentPrompts
 from router.retry_budget import RetryBudget
 from router.scheduling.load import LoadBook
@@ -54,6 +55,8 @@ class RouterContext(NamedTuple):
     """Whether the workers share a store."""
     audit: IndexAudit | None = None
     missing_events: MissingEvents | None = None
+    outage: Outage | None = None
+    """None: a request for which no worker is up is refused at once."""
     sent: SentPrompts | None = None
     """What this process and the others on its port have sent where."""
 

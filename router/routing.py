@@ -138,17 +138,21 @@ class RequestRouting:
 
     def route(self, exclude: frozenset[str], routed: Callable[[Leg | Pair | Response], None]) -> None:
         self._exclude, self._routed = exclude, routed
-        context = self._context
-        self._began = self._submitted = context.clock()
+        self._began = self._submitted = self._context.clock()
+        self._submit()
+        self._began = None  # a later pass decides on several requests: its time is not this one's
+
+    def _submit(self) -> None:
         try:
-            context.queue.submit(self)
+            self._context.queue.submit(self)
         except Exception as error:  # noqa: BLE001 -- `fail` tells of it
             self.withdraw()
             self.fail(error)
-        self._began = None  # a later pass decides on several requests: its time is not this one's
 
     def withdraw(self) -> None:
         self._context.queue.withdraw(self)
+        if self._context.outage:
+            self._context.outage.withdraw(self)
 
     # -- Waiting
 
@@ -286,6 +290,28 @@ class RequestRouting:
         self._routed(too_busy(refusal))
 
     def no_candidates(self) -> None:
+        outage = self._context.outage
+        if outage and outage.takes(self, self._context.clock()) and self._may_come_back():
+            outage.hold(self)
+        else:
+            self.give_up()
+
+    def _may_come_back(self) -> bool:
+        """Whether a worker is down that could take the request."""
+        if self._pinned:
+            return self._pinned.state == "down"
+        alone = self._bodies.refusal is not None
+        return self._context.fleet.may_come_back(self._model, self._unfit(), alone)
+
+    # -- outage.Waiting
+
+    def try_again(self) -> bool:
+        if not self._candidates(self._exclude):
+            return False
+        self._submit()
+        return True
+
+    def give_up(self) -> None:
         fleet, model = self._context.fleet, self._model
         if self._pinned:
             self._routed(pinned_worker_cannot(self._pinned, model))
@@ -324,6 +350,13 @@ class RequestRouting:
         context = self._context
         has = context.retries.has(context.clock(), context.metrics.tallies.in_flight)
         return has and bool(self._candidates(exclude))
+
+    def waits_for(self, worker: Worker) -> bool:
+        context = self._context
+        outage = context.outage
+        if outage is None or not outage.takes(self, context.clock()):
+            return False
+        return not self._candidates(frozenset((worker.id,)))
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._bodies = SplitBodies(None)  # one worker continues it alone

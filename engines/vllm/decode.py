@@ -70,8 +70,8 @@ class Decoder:
         if isinstance(event, Cleared):
             return CLEARED
         if isinstance(event, TierCleared):
-            # What a connector keeps in other tiers stays there, but is forgotten here until it is stored again, as after
-            # the AllBlocksCleared that vLLM sends without this.
+            # What a connector keeps in other tiers stays, but is forgotten here until it is stored again, as after the
+            # AllBlocksCleared that vLLM sends otherwise.
             return CLEARED if TIERS.get(event.medium) is Tier.GPU else "medium"
         if event.locality == "REMOTE":  # held by another machine (vllm/v1/kv_offload/base.py)
             return "medium"

@@ -17,10 +17,10 @@ from router.migration.migrating import Migration
 from router.openai.errors import as_event, error_response
 from router.proxy.failures import RETRY_STATUSES, Failure, answered
 from router.proxy.legs import Leg, response_head
+from router.proxy.opening import Opening, error_status, is_aborted
 from router.proxy.outcome import Silence
 from router.proxy.sending import Sending
 from router.proxy.usage import read_usage
-from router.proxy.opening import Opening, error_status, is_aborted
 
 if TYPE_CHECKING:
     from router.proxy.exchange import Exchange

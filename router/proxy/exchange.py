@@ -382,6 +382,8 @@ class Exchange:
         """`alternatives`: as `_alternatives` returns them; None: only the leg's worker is excluded. `answer`: the
         worker's own error, for the client if no other worker can be tried."""
         other = self._other(leg, failure, alternatives or _without(leg))
+        if other is None and failure.untold and self._routing.waits_for(leg.worker):
+            other = _NOBODY
         self._routing.failed(leg, failure, other is not None)
         if other is None and answer:
             self._pass_on(answer, leg)

@@ -31,6 +31,14 @@ class Limits:
     queue_timeout: Annotated[
         float, seconds("Limits", "How long a request is held in the router before it is answered with 408.")
     ] = 60.0
+    wait_for_worker: Annotated[
+        Above0 | None,
+        seconds_or_none(
+            "Limits",
+            "How long a request for which no worker is up is held in the router before it is answered with 503. With "
+            "none, it is answered at once.",
+        ),
+    ] = None
     max_concurrency: Annotated[
         AtLeast1 | None, _most("Most requests at all workers together; those beyond it are held in the router.")
     ] = None

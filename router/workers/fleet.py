@@ -248,6 +248,12 @@ class Fleet:
         """Workers that are up and serve `model`, without those in `out`."""
         return [worker for worker in self.up if worker.serves(model) and worker.id not in out]
 
+    def may_come_back(self, model: str | None, unfit: Collection[str], alone: bool) -> bool:
+        """Whether a worker that is down could take, once it is up, a request that none can take now; so may one that is
+        yet to come, where there is none at all. `alone`: the request cannot be served in two parts."""
+        down = (worker for worker in self.workers.values() if worker.state == "down" and worker.id not in unfit)
+        return not self.workers or any(w.serves(model) and (not alone or w.role == "both") for w in down)
+
     def split_of(self, prefill: Worker, model: str | None, exclude: Collection[str] = ()) -> Split | None:
         """Decode workers to which `prefill` may hand over what it has computed, even if it drains itself; those that
         drain only if there are no others."""

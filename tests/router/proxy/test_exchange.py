@@ -124,6 +124,9 @@ class Relayed:
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return len(exclude) <= self.others
 
+    def waits_for(self, worker: Worker) -> bool:
+        return False
+
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         raise AssertionError("no stream here goes on elsewhere")
 

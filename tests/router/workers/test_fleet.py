@@ -54,6 +54,23 @@ def fleet(*workers: Worker) -> Fleet:
     return made
 
 
+def test_what_no_worker_can_take_now_one_may_take_later() -> None:
+    one, other, decode = worker("a", BASE), worker("b", Model("n")), worker("d", BASE, keys=",role=decode")
+    unknown = Worker(parse_worker("http://x:1,name=x"), Pool("http://x:1", 1.0))
+    found = fleet(one, other)
+    assert not any(found.may_come_back(name, (), alone=False) for name in ("m", "n", None))
+    found.mark_down(one, "gone")
+    assert [found.may_come_back(name, (), alone=True) for name in ("m", "n", None)] == [True, False, True]
+    assert not found.may_come_back("m", {"a"}, alone=False), "it cannot take this one"
+    found.drain(one, True)
+    assert not found.may_come_back("m", (), alone=False), "it leaves"
+    found.add(decode)
+    assert [found.may_come_back("m", (), alone=alone) for alone in (False, True)] == [True, False]
+    found.add(unknown)
+    assert found.may_come_back("z", (), alone=True), "nobody knows yet what it serves"
+    assert Fleet([]).may_come_back("m", (), alone=True), "who comes first may serve anything"
+
+
 def names(found: Candidates) -> list[str]:
     return [f"{rank}/{size}" for rank, size in zip(found.ranks, found.block_sizes.tolist(), strict=True)]
 

@@ -1,0 +1,55 @@
+"""Requests for which no worker is up, held until one is: while the only one restarts, or the first one starts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Waiting(Protocol):
+    @property
+    def arrived(self) -> float:
+        """When it came, in seconds on a steady clock."""
+
+    def try_again(self) -> bool:
+        """Route it, if a worker is up that can take it; returns whether one is."""
+
+    def give_up(self) -> None:
+        """Answer that no worker is up."""
+
+
+class Outage:
+    """`now`: seconds on a steady clock."""
+
+    def __init__(self, patience: float, most: int) -> None:
+        """`patience`: seconds from a request's arrival for which it may be held. `most`: how many at a time."""
+        self._patience = patience
+        self._most = most
+        self._held: dict[Waiting, None] = {}
+        """In the order in which they came here."""
+
+    @property
+    def held(self) -> int:
+        """How many requests."""
+        return len(self._held)
+
+    def takes(self, waiting: Waiting, now: float) -> bool:
+        """Whether it may be held."""
+        return now - waiting.arrived < self._patience and len(self._held) < self._most
+
+    def hold(self, waiting: Waiting) -> None:
+        self._held[waiting] = None
+
+    def withdraw(self, waiting: Waiting) -> None:
+        """The request is no longer to be routed."""
+        self._held.pop(waiting, None)
+
+    def tick(self, now: float) -> None:
+        """To be called once a second."""
+        for waiting in list(self._held):
+            if waiting not in self._held:  # what was done for another may have withdrawn it
+                continue
+            if waiting.try_again():
+                self.withdraw(waiting)
+            elif now - waiting.arrived >= self._patience:
+                self.withdraw(waiting)
+                waiting.give_up()

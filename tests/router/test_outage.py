@@ -1,0 +1,79 @@
+"""Who waits for a worker, and for how long."""
+
+from __future__ import annotations
+
+from router.outage import Outage
+
+PATIENCE = 10.0
+
+
+class Request:
+    def __init__(self, arrived: float = 0.0) -> None:
+        self.arrived = arrived
+        self.served = False
+        self.ends: list[str] = []
+
+    def try_again(self) -> bool:
+        if self.served:
+            self.ends.append("sent")
+        return self.served
+
+    def give_up(self) -> None:
+        self.ends.append("given up")
+
+
+def test_each_is_sent_once_a_worker_is_up_for_it() -> None:
+    outage, first, second = Outage(PATIENCE, 9), Request(), Request()
+    outage.hold(first)
+    outage.hold(second)
+    outage.tick(1.0)
+    first.served = True
+    outage.tick(2.0)
+    outage.tick(3.0)
+    assert (first.ends, second.ends, outage.held) == (["sent"], [], 1)
+
+
+def test_the_wait_counts_from_the_requests_arrival() -> None:
+    outage, early, late = Outage(PATIENCE, 9), Request(0.0), Request(5.0)
+    outage.hold(early)
+    outage.hold(late)
+    outage.tick(9.9)
+    assert early.ends == []
+    outage.tick(10.0)
+    assert (early.ends, late.ends, outage.held) == (["given up"], [], 1)
+    assert not outage.takes(early, 10.0)
+    assert outage.takes(late, 14.9)
+
+
+def test_a_request_may_be_sent_in_the_last_moment() -> None:
+    outage, request = Outage(PATIENCE, 9), Request()
+    outage.hold(request)
+    request.served = True
+    outage.tick(PATIENCE)
+    assert request.ends == ["sent"]
+
+
+def test_there_is_room_for_so_many() -> None:
+    outage, first, second = Outage(PATIENCE, 1), Request(), Request()
+    assert outage.takes(first, 0.0)
+    outage.hold(first)
+    assert not outage.takes(second, 0.0)
+    outage.withdraw(first)
+    outage.withdraw(second)
+    assert outage.takes(second, 0.0)
+
+
+def test_one_may_take_another_along() -> None:
+    """A client that gets its answer may break off its other requests."""
+    outage, second = Outage(PATIENCE, 9), Request()
+
+    class First(Request):
+        def give_up(self) -> None:
+            super().give_up()
+            outage.withdraw(second)
+
+    first = First()
+    outage.hold(first)
+    outage.hold(second)
+    outage.tick(PATIENCE)
+    assert (first.ends, second.ends, outage.held) == (["given up"], [], 0)
