@@ -309,7 +309,13 @@ class App:
         self._server = await loop.create_server(
             for_loop(
                 lambda: Connection(
-                    surface.serve, error_response, self._clients, loop.call_later, security.passing, admit
+                    surface.serve,
+                    error_response,
+                    self._clients,
+                    loop.call_later,
+                    security.passing,
+                    admit,
+                    security.origins,
                 )
             ),
             settings.host,
@@ -348,6 +354,7 @@ class App:
             migrations=self._migrations,
             responses=self._responses,
             commented=settings.sse_keep_alive is not None,
+            origins=self._security.origins,
         )
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:

@@ -18,6 +18,7 @@ from router.context import RouterContext
 from router.forms import form_model
 from router.http.front import Connection
 from router.http.messages import Request, RequestHead, Response, first, new_request_id, with_request_id
+from router.http.origins import Origins
 from router.migration.migrating import Migration, Migrations
 from router.openai.bodies import PassedOn
 from router.openai.engine_paths import GENERATE, MODEL_UNREAD, PASSED_ON, RANKS_IN_BODY
@@ -71,9 +72,11 @@ class Server:
         migrations: Migrations | None,
         responses: KeptResponses,
         commented: bool = False,
+        origins: Origins | None = None,
     ) -> None:
         """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
-        in lower case, that names a request's tenant if no key does. `commented`: see `Exchange`."""
+        in lower case, that names a request's tenant if no key does. `commented`: see `Exchange`. `origins`: see
+        `RequestReader`."""
         self._context = context
         self._prompts = prompts
         self._own = own_pages
@@ -87,11 +90,15 @@ class Server:
         self._migrations = migrations
         self._responses = responses
         self._commented = commented
+        self._origins = origins
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
         """Implements `front.Serve`."""
+        if self._origins and (answer := self._origins.preflight(request.head.method, request.head.headers)):
+            connection.respond(answer)
+            return None
         if request.body.startswith(BOM_UTF8) and content_kind(request.head.headers) != "other":
             request = request._replace(body=request.body.removeprefix(BOM_UTF8))  # engines take it, as RFC 8259 allows
         try:

@@ -27,6 +27,7 @@ from router.http.messages import (
     write_beginning,
     write_response,
 )
+from router.http.origins import Origins
 from router.http.reader import CONTINUE, Admit, RefuseText, RequestReader, held
 
 MAX_PIPELINED = 16
@@ -65,14 +66,16 @@ class Connection(protocol.Protocol):
         call_later: CallLater,
         passing: Passing = Passing(),  # noqa: B008 -- immutable
         admit: Admit | None = None,
+        origins: Origins | None = None,
     ) -> None:
-        """`clients`: contains the connection while it is open. `call_later`: the event loop's."""
+        """`clients`: contains the connection while it is open. `call_later`: the event loop's. `origins`: see
+        `RequestReader`."""
         self._call_later = call_later
         self._serve = serve
         self._refuse = refuse
         self._clients = clients
         self._limits = clients.limits
-        self._reader = RequestReader(refuse, clients, passing, admit)
+        self._reader = RequestReader(refuse, clients, passing, admit, origins)
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
         """Writes a piece of the current answer."""
@@ -267,7 +270,7 @@ class Connection(protocol.Protocol):
         if request is None:
             return
         keep_alive = request.head.keep_alive and not self._closing
-        line = connection_line(keep_alive, request.head.http_1_0)
+        line = connection_line(keep_alive, request.head.http_1_0) + request.head.answer_lines
         self._transport.write(write_response(response, line, request.head.method == b"HEAD", self._clients.date))
         self.finish(keep_alive)
 
@@ -276,7 +279,7 @@ class Connection(protocol.Protocol):
         request = self._current
         if request is not None:
             line = connection_line(request.head.keep_alive and not self._closing, http_1_0=False)
-            self._transport.write(write_beginning(response, line, self._clients.date))
+            self._transport.write(write_beginning(response, line + request.head.answer_lines, self._clients.date))
 
     def finish(self, keep_alive: bool = True) -> None:
         """The current answer is complete: go on with the next request."""

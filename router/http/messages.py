@@ -79,6 +79,8 @@ class RequestHead(NamedTuple):
     target_worker: bytes | None
     ttft_slo: bytes | None = None
     priority: bytes | None = None
+    answer_lines: bytes = b""
+    """Header lines for its answer, whoever makes it."""
 
 
 class Request(NamedTuple):
@@ -120,8 +122,11 @@ def request_head(
 ) -> RequestHead:
     passed_on = header_lines(may_pass(headers, passing.names)) + passing.lines
     path = target.partition(b"?")[0]
-    own = (first(headers, name) for name in (REQUEST_ID, TARGET_WORKER, TTFT_SLO, PRIORITY))
-    return RequestHead(method, target, path, headers, keep_alive, http_1_0, passed_on, *own)
+    request_id, worker = first(headers, REQUEST_ID), first(headers, TARGET_WORKER)
+    slo, priority = first(headers, TTFT_SLO), first(headers, PRIORITY)
+    return RequestHead(
+        method, target, path, headers, keep_alive, http_1_0, passed_on, request_id, worker, slo, priority
+    )
 
 
 _ENCODINGS = re.compile(rb"^accept-encoding: .*\r\n", re.MULTILINE)

@@ -26,6 +26,7 @@ from router.http.messages import (
     request_head,
     with_request_id,
 )
+from router.http.origins import Origins
 from router.http.repeated import RepeatedRequest, repeated_request
 
 MAX_HEAD = 64 * 1024
@@ -62,8 +63,16 @@ class RequestReader:
 
     __deletable__ = ("_parser",)  # for mypyc
 
-    def __init__(self, refuse: RefuseText, shared: Shared, passing: Passing, admit: Admit | None = None) -> None:
-        """`shared`: gets the bytes of a large body that has arrived in part."""
+    def __init__(
+        self,
+        refuse: RefuseText,
+        shared: Shared,
+        passing: Passing,
+        admit: Admit | None = None,
+        origins: Origins | None = None,
+    ) -> None:
+        """`shared`: gets the bytes of a large body that has arrived in part. `origins`: whose pages may read answers;
+        None: no other's."""
         self._refuse = refuse
         self._shared = shared
         self._limits = shared.limits
@@ -71,6 +80,7 @@ class RequestReader:
         self._most_body = min(self._limits.max_body, self._limits.max_buffered)
         self._passing = passing
         self._admit = admit
+        self._origins = origins
         self._read: list[Read] = []
         self._refused = False
         self._parser = httptools.HttpRequestParser(self)
@@ -228,13 +238,25 @@ class RequestReader:
             return
         if not self._target.startswith(b"/"):
             self._target = origin_form(self._target)
-        if self._admit is not None and (refusal := self._admit(self._target, self._headers)):
+        if refusal := self._refusal():
             self._refuse_with(refusal)
             return
         for name, value in self._headers:
             self._heed(name, value)
         if (first(self._headers, b"expect") or b"").lower() == b"100-continue":
             self._let_continue()  # last, since any of the others may have refused it
+
+    def _refusal(self) -> Response | None:
+        """Of a request that may not send its body. What a browser asks before a page's request never has a key."""
+        if self._admit is None or self._is_preflight:
+            return None
+        return self._admit(self._target, self._headers)
+
+    @property
+    def _is_preflight(self) -> bool:
+        if self._origins is None or self._origins.preflight(self._parser.get_method(), self._headers) is None:
+            return False
+        return not {name for name, _ in self._headers} & {b"content-length", b"transfer-encoding"}
 
     def _heed(self, name: bytes, value: bytes) -> None:
         if name == b"content-length" and int(value) > self._most_body:
@@ -268,6 +290,8 @@ class RequestReader:
         http_1_0 = parser.get_http_version() == "1.0"
         keep_alive = parser.should_keep_alive()
         head = request_head(parser.get_method(), self._target, self._headers, keep_alive, http_1_0, self._passing)
+        if self._origins:
+            head = head._replace(answer_lines=self._origins.answer_lines(self._headers))
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._repeated = repeated_request(self._begins, head) if self._misses < _MOST_MISSES else None
         self._begins = b""
@@ -315,9 +339,10 @@ class RequestReader:
             self.drop()
 
     def named(self, response: Response) -> Response:
-        """With the id of the request that is being read, if its head is complete."""
+        """With the id of the request that is being read, if its head is complete, and readable for who sent it."""
         if self._headers_done:
-            return with_request_id(response, first(self._headers, REQUEST_ID))
+            told = self._origins.labelled(response, self._headers) if self._origins else response
+            return with_request_id(told, first(self._headers, REQUEST_ID))
         if self._repeated and (self._missing or self._body_size):
             return with_request_id(response, self._repeated.head.request_id)
         return response

@@ -265,7 +265,7 @@ class Attempt:
         keep_alive = asked.keep_alive and not relay.until_close and not exchange.connection.closing
         edited = isinstance(relay, EditedBody)  # it states a length of its own
         length = b"" if self._length is None or edited else b"content-length: %d\r\n" % self._length
-        framing = length + relay.framing + connection_line(keep_alive, asked.http_1_0)
+        framing = length + relay.framing + connection_line(keep_alive, asked.http_1_0) + asked.answer_lines
         return response_head(head, self.leg, exchange.request_id, framing)
 
     def _learn(self, head: Head, now: float) -> None:

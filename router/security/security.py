@@ -14,6 +14,7 @@ from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.pipes import refuse_pipes
 from publishers.plane import EventPlane
 from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
+from router.http.origins import Origins
 from router.security.guard import Denied, Guard
 from router.security.keys import Keys, read_keys
 from router.security.newest import newest_from
@@ -39,6 +40,7 @@ class Security:
         self.front = newest_from(front_context(settings))
         self.workers = read_access(settings)
         self.passing = self._passing()
+        self.origins = Origins(settings.allowed_origin) if settings.allowed_origin else None
         self.answers_pass = RESPONSE_HEADERS | {name.encode() for name in settings.pass_header}
         self.make_plane()
 

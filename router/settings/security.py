@@ -19,6 +19,7 @@ _OURS = re.compile(
     "|x-request-id|x-router-.*"
 )
 """Headers that the router writes, reads or ends itself: RFC 9110 section 7.6.1, with the customary rest."""
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 
 
 def _file(description: str) -> msgspec.Meta:
@@ -36,6 +37,17 @@ def _read_names(value: object) -> object:
         if _OURS.fullmatch(name.lower()):
             raise ValueError(f"{name} is the router's own affair, and cannot be named.")
     return tuple(name.lower() for name in names)
+
+
+def _read_origins(value: object) -> object:
+    origins = _read_list(value)
+    for origin in origins if isinstance(origins, tuple) else ():
+        if not isinstance(origin, str) or not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin!r} is no origin; give one as browsers send it, such as https://chat.example.com or "
+                "http://localhost:3000 (without a path, in lower case), or * for all."
+            )
+    return origins
 
 
 def _read_hosts(value: object) -> object:
@@ -122,6 +134,17 @@ class Security:
             "NAME",
             takes="a header's name such as x-session-id",
             read=_read_names,
+        ),
+    ] = ()
+    allowed_origin: Annotated[
+        tuple[str, ...],
+        about(
+            "Security",
+            "Let web pages of this origin call the router and read its answers (CORS); repeat the flag for each, * for "
+            "all. Without it, browsers let no page of another origin.",
+            "ORIGIN",
+            takes="an origin such as https://chat.example.com, or *",
+            read=_read_origins,
         ),
     ] = ()
     event_host: Annotated[
