@@ -128,7 +128,8 @@ class Events:
 
 
 class Rechunked:
-    """A body that ends with the worker's connection, chunked for a client whose connection goes on."""
+    """A body that ends with the worker's connection, or after a stated length, chunked for a client whose connection
+    goes on."""
 
     framing = b"transfer-encoding: chunked\r\n"
     until_close = False

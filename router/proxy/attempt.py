@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from router.http.edited import EditedBody
 from router.http.messages import connection_line
-from router.http.relay import AsEvent, Events, Relay, Unchunked, relay_for
+from router.http.relay import AsEvent, Events, Rechunked, Relay, Unchunked, relay_for
 from router.http.upstream import Head
 from router.migration.migrating import Migration
 from router.openai.errors import as_event, error_response
@@ -148,6 +148,8 @@ class Attempt:
             return AsEvent(
                 head.framing == "chunked", partial(as_event, head.status, path=self._exchange.request.head.path)
             )
+        if self._exchange.opened and head.framing != "chunked":  # the client was told of chunks
+            return Rechunked(events=True)
         if split:
             self._opening = Opening() if head.events and head.framing == "chunked" else None
             return split.relay(head, http_1_0)

@@ -219,6 +219,18 @@ def test_an_answer_that_is_no_stream_after_all_is_one_event() -> None:
     assert stream.body.endswith(LAST_CHUNK)
 
 
+@pytest.mark.parametrize("length", [b"content-length: 18\r\n", b""], ids=["sized", "until it closes"])
+def test_a_stream_that_has_no_chunks_comes_in_chunks_after_a_comment(length: bytes) -> None:
+    stream, two = Commented(), b"data: 1\n\ndata: 2\n\n"
+    stream.tick()
+    stream.answer(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%s\r\n" % length, two[:12], two[12:])
+    if not length:
+        stream.at_worker.connection_lost(None)
+    assert stream.told == SAID + two
+    assert stream.body.endswith(LAST_CHUNK)
+    assert not stream.client.closed
+
+
 def test_a_worker_that_breaks_off_after_a_comment_ends_the_stream_in_an_error() -> None:
     for begun in (b"", b"HTTP/1.1 400 Bad\r\ncontent-length: 9\r\n\r\n{"):
         stream = Commented()
