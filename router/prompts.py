@@ -239,7 +239,8 @@ class Prompts:
     async def _ask(self, inference: Inference, base: Model | None, routing: RequestRouting, fields: Fields) -> None:
         worker = routing.idlest_worker(self._answering.resting())
         if worker is None:
-            if routing.idlest_worker(frozenset()):  # else the answer will say that nobody can serve it
+            # Where none is up either, the answer will be that nobody can serve it, unless the request is held then.
+            if self._context.outage or routing.idlest_worker(frozenset()):
                 self._give_up(routing, inference, "engine", fields)
             return
         if inference.endpoint == "chat" and worker.id in self._render_otherwise:

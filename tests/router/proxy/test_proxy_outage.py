@@ -60,6 +60,19 @@ async def test_a_request_waits_until_its_worker_is_back(a: ScriptedWorker, mode:
         assert held(router) == 0
 
 
+async def test_its_prompt_counts_all_the_same(a: ScriptedWorker) -> None:
+    """Else a worker that is back would get all that waited at once, as if it were no work."""
+    a.then(never)
+    async with patient(a, router_mode="kv") as router:
+        await down(router, a)
+        async with router.client() as client:
+            asked = await one_held(router, client, post(body=b'{"prompt":"%s"}' % (b"word " * 1000)))
+            await a.listen()
+            await until(lambda: a.requests)
+            assert router.total("router_load_prefill_tokens") > 1000
+            asked.cancel()
+
+
 async def test_so_does_one_that_finds_out_that_it_has_gone(a: ScriptedWorker) -> None:
     async with patient(a, health_interval=LONG) as router, router.client() as client:
         await a.refuse()
