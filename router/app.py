@@ -131,7 +131,7 @@ class App:
         self._missing_events = MissingEvents(self._fleet, self._indexer, self._plane, namespace)
         self._audit = IndexAudit(self._indexer, self._ingest.ask_anew, settings.store is not None)
         patience = settings.wait_for_worker
-        self._outage = None if patience is None else Outage(patience, settings.max_queue)
+        self._outage = None if patience is None else Outage(patience, self._queue.limits)
         self._context = self._make_context(shared.sent if shared else None)
         self._migrations = self._make_migrations(settings.migration_limit)
         self._arms = make_arms(settings)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from router.scheduling.limits import Limits
+
 
 class Waiting(Protocol):
     @property
@@ -20,10 +22,11 @@ class Waiting(Protocol):
 class Outage:
     """`now`: seconds on a steady clock."""
 
-    def __init__(self, patience: float, most: int) -> None:
-        """`patience`: seconds from a request's arrival for which it may be held. `most`: how many at a time."""
+    def __init__(self, patience: float, limits: Limits) -> None:
+        """`patience`: seconds from a request's arrival for which it may be held. `limits`: how many at a time, as of
+        the queue."""
         self._patience = patience
-        self._most = most
+        self._limits = limits
         self._held: dict[Waiting, None] = {}
         """In the order in which they came here."""
 
@@ -34,7 +37,8 @@ class Outage:
 
     def takes(self, waiting: Waiting, now: float) -> bool:
         """Whether it may be held."""
-        return now - waiting.arrived < self._patience and len(self._held) < self._most
+        most = self._limits.max_queue
+        return now - waiting.arrived < self._patience and (most is None or len(self._held) < most)
 
     def hold(self, waiting: Waiting) -> None:
         self._held[waiting] = None

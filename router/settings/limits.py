@@ -31,6 +31,13 @@ class Limits:
     queue_timeout: Annotated[
         float, seconds("Limits", "How long a request is held in the router before it is answered with 408.")
     ] = 60.0
+    max_concurrency: Annotated[
+        AtLeast1 | None, _most("Most requests at all workers together; those beyond it are held in the router.")
+    ] = None
+    max_worker_concurrency: Annotated[
+        AtLeast1 | None,
+        _most("Most requests at each worker; a worker with that many gets no more until one of them ends."),
+    ] = None
     wait_for_worker: Annotated[
         Above0 | None,
         seconds_or_none(
@@ -38,13 +45,6 @@ class Limits:
             "How long a request for which no worker is up is held in the router before it is answered with 503. With "
             "none, it is answered at once.",
         ),
-    ] = None
-    max_concurrency: Annotated[
-        AtLeast1 | None, _most("Most requests at all workers together; those beyond it are held in the router.")
-    ] = None
-    max_worker_concurrency: Annotated[
-        AtLeast1 | None,
-        _most("Most requests at each worker; a worker with that many gets no more until one of them ends."),
     ] = None
     max_connections: Annotated[
         int,

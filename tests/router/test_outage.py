@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from router.outage import Outage
+from router.scheduling.limits import Limits
 
 PATIENCE = 10.0
 
@@ -23,7 +24,7 @@ class Request:
 
 
 def test_each_is_sent_once_a_worker_is_up_for_it() -> None:
-    outage, first, second = Outage(PATIENCE, 9), Request(), Request()
+    outage, first, second = Outage(PATIENCE, Limits(9)), Request(), Request()
     outage.hold(first)
     outage.hold(second)
     outage.tick(1.0)
@@ -34,7 +35,7 @@ def test_each_is_sent_once_a_worker_is_up_for_it() -> None:
 
 
 def test_the_wait_counts_from_the_requests_arrival() -> None:
-    outage, early, late = Outage(PATIENCE, 9), Request(0.0), Request(5.0)
+    outage, early, late = Outage(PATIENCE, Limits(9)), Request(0.0), Request(5.0)
     outage.hold(early)
     outage.hold(late)
     outage.tick(9.9)
@@ -46,7 +47,7 @@ def test_the_wait_counts_from_the_requests_arrival() -> None:
 
 
 def test_a_request_may_be_sent_in_the_last_moment() -> None:
-    outage, request = Outage(PATIENCE, 9), Request()
+    outage, request = Outage(PATIENCE, Limits(9)), Request()
     outage.hold(request)
     request.served = True
     outage.tick(PATIENCE)
@@ -54,10 +55,13 @@ def test_a_request_may_be_sent_in_the_last_moment() -> None:
 
 
 def test_there_is_room_for_so_many() -> None:
-    outage, first, second = Outage(PATIENCE, 1), Request(), Request()
+    limits = Limits(1)
+    outage, first, second = Outage(PATIENCE, limits), Request(), Request()
     assert outage.takes(first, 0.0)
     outage.hold(first)
     assert not outage.takes(second, 0.0)
+    limits.max_queue = 2
+    assert outage.takes(second, 0.0), "the limits may change at any time"
     outage.withdraw(first)
     outage.withdraw(second)
     assert outage.takes(second, 0.0)
@@ -65,7 +69,7 @@ def test_there_is_room_for_so_many() -> None:
 
 def test_one_may_take_another_along() -> None:
     """A client that gets its answer may break off its other requests."""
-    outage, second = Outage(PATIENCE, 9), Request()
+    outage, second = Outage(PATIENCE, Limits(9)), Request()
 
     class First(Request):
         def give_up(self) -> None:
