@@ -44,6 +44,7 @@ _MOST_TOKENS = 1 << 31
 """More tokens than any answer has: clients may ask for any number."""
 _FIRST = -(1 << 62)
 """A priority before all that clients may state."""
+_NOBODY: frozenset[str] = frozenset()
 
 
 class RoutingOptions(NamedTuple):
@@ -380,7 +381,7 @@ class RequestRouting:
         # A worker that has computed the prompt holds it, even if the failure is that nobody is left to decode.
         if failure.harmless and leg is not self._prefilled:
             self._retract(leg)
-        if retried and not self._goes_on:
+        if retried and not self._goes_on and self._candidates(_NOBODY):  # else it waits until a worker is up
             context.retries.take()
         if failure.kind != "unasked":  # no worker is to blame
             context.metrics.tallies.failed(leg, retried)

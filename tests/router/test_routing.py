@@ -19,6 +19,7 @@ from router.events.index_audit import IndexAudit
 from router.http.messages import Response
 from router.http.pool import Pool
 from router.metrics.registry import Metrics
+from router.outage import Outage
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
@@ -306,3 +307,19 @@ def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog:
     pair.prefill.reservation.release(0.0)
     assert [made.book.booked(WorkerRank(name, 0)) for name in "pd"] == [0, 0]
     assert caplog.messages == ["A decode worker could not be chosen"]
+
+
+def test_who_waits_for_its_worker_to_come_back_takes_nothing_of_what_others_may_retry() -> None:
+    made = context()
+    made = made._replace(outage=Outage(60.0, made.queue.limits))
+    gone = Failure("unreachable", "cannot be reached")
+    for _ in range(200):
+        legs = list[Leg | Pair | Response]()
+        routing = RequestRouting(made, "m")
+        routing.route(frozenset(), legs.append)
+        (leg,) = legs
+        assert isinstance(leg, Leg)
+        assert routing.waits_for(leg.worker)
+        routing.failed(leg, gone, retried=True)
+        made.fleet.mark_up(leg.worker)
+    assert made.retries.has(0.0, 0)
