@@ -98,7 +98,7 @@ class Prompts:
             # Embeddings: kilobytes for each token, so that the body's size says nothing of their number.
             self._context.metrics.untokenized.labels("untold").inc()
             return None
-        base = self._context.fleet.base_model(inference.model)
+        base = self._base(inference.model)
         if inference.endpoint == "completions":
             fields["prompt"] = self._checked(fields["prompt"], base, inference.prompt_field)
         elif fields.get("input_ids") is not None:
@@ -110,7 +110,7 @@ class Prompts:
 
     def check(self, model: str | None, inputs: Mapping[str, Any]) -> None:
         """Raises BadRequest for token ids of a request for embeddings and the like that are none of the model's."""
-        base = self._context.fleet.base_model(model)
+        base = self._base(model)
         for name, given in inputs.items():
             self._checked([_joined(given)] if _is_batch(given) else given, base, name)
 
@@ -139,6 +139,11 @@ class Prompts:
 
     # -- one request
 
+    def _base(self, model: str | None) -> Model | None:
+        """Also that of a model whose workers are down, if its requests may be held until one is up."""
+        fleet = self._context.fleet
+        return fleet.base_model(model) or (fleet.base_of_down(model) if self._context.outage else None)
+
     async def _prepare_long(
         self, tokens: PromptTokens, inference: Inference, base: Model | None, routing: RequestRouting, fields: Fields
     ) -> None:
@@ -165,7 +170,8 @@ class Prompts:
                 self._set_beginning(routing, inference, made.begins)
             return None
         self._set_prompt(routing, inference, base, made, fields)
-        if self._takers and base and self._takers.take(base.id):
+        # Who comes back may take other things than who went down.
+        if self._takers and base and self._takers.take(base.id) and self._context.fleet.base_model(inference.model):
             self._send_ids(routing, inference, fields, made)
         return None
 
@@ -279,7 +285,7 @@ class Prompts:
         """Gives `routing` what stands for the prompt of a request that every engine renders in its own way: `rendered`
         names what the model sees of `fields`, in order."""
         self._context.metrics.untokenized.labels("api").inc()
-        base = self._context.fleet.base_model(model)
+        base = self._base(model)
         tokenizer = self._models.tokenizer(base.id) if base else None
         if tokenizer and tokenizer.templates and not tokenizer.templates.takes_system_later:
             fields = _system_first(fields)

@@ -52,7 +52,9 @@ class Fleet:
         self._alone: dict[tuple[_Name, frozenset[str]], Candidates] = {}
         self._ranks: dict[str, Candidates] = {}
         self._models: dict[str, tuple[Worker, Model]] | None = None
+        self._down: dict[str, Model] | None = None
         self._bases: dict[str | None, Model] | None = None
+        self._down_bases: dict[str | None, Model] | None = None
         self._prompt_names: dict[str | None, str] = {}
         self._lengths: dict[str, ContextLengths] = {}
         self._block_sizes: frozenset[int] | None = None
@@ -149,8 +151,10 @@ class Fleet:
 
     @property
     def block_sizes(self) -> frozenset[int]:
+        """Of the workers that are up. While none is, of those known: requests may be held until they are back."""
         if self._block_sizes is None:
-            self._block_sizes = frozenset(worker.block_size for worker in self.up)
+            known = self.up or [worker for worker in self.workers.values() if worker.description]
+            self._block_sizes = frozenset(worker.block_size for worker in known)
         return self._block_sizes
 
     def other_engines(self, kind: EngineKind) -> frozenset[str]:
@@ -304,6 +308,18 @@ class Fleet:
             self._bases = _bases([model for _, model in self.models().values()])
         return self._bases.get(name)
 
+    def base_of_down(self, name: str | None) -> Model | None:
+        """As `base_model`, where the workers that serve `name` are down, as they described it last."""
+        if self._down_bases is None:
+            self._down_bases = _bases(list(self._models_of_down().values()))
+        return self._down_bases.get(name) if name or self.has_one_model else None
+
+    def _models_of_down(self) -> Mapping[str, Model]:
+        if self._down is None:
+            down = (worker for worker in self.workers.values() if worker.state == "down")
+            self._down = {model.id: model for worker in down for model in worker.models}
+        return self._down
+
     def prompt_name(self, name: str | None) -> str | None:
         """What stands for a request's model beside its text: the same for all names of a base model, which an engine
         caches together. An unknown name stands for itself."""
@@ -337,9 +353,12 @@ class Fleet:
         return found
 
     def lora_name(self, model: str | None) -> str | None:
-        """The adapter's name if `model` is one: engines hash it into the blocks."""
-        found = self.models().get(model) if model else None
-        return found[1].adapter if found else None
+        """The adapter's name if `model` is one: engines hash it into the blocks. Also while its workers are down."""
+        if not model:
+            return None
+        served = self.models().get(model)
+        found = served[1] if served else self._models_of_down().get(model)
+        return found.adapter if found else None
 
 
 def _candidates(able: Iterable[Worker]) -> Candidates:

@@ -30,6 +30,7 @@ from router.metrics.registry import Metrics
 from router.openai.engine_paths import GENERATE
 from router.openai.errors import BadRequest
 from router.openai.inference import RENDERED, parse_inference
+from router.outage import Outage
 from router.prompts import LONG, Prompts
 from router.retry_budget import RetryBudget
 from router.routing import RequestRouting
@@ -130,6 +131,11 @@ class Scene:
     def describe(self, version: str) -> None:
         assert self.worker.description
         self.worker.description = msgspec.structs.replace(self.worker.description, version=version)
+
+    def hold(self) -> None:
+        """From now on requests are held until a worker is up."""
+        self.context = self.context._replace(outage=Outage(60.0, self.context.queue.limits))
+        self.prompts._context = self.context
 
     async def learn(self) -> None:
         await self.prompts.learn(self.worker)
@@ -266,6 +272,21 @@ async def test_without_a_model_the_only_base_model_is_meant(folder: Path, refere
     async with scene(folder=folder) as made:
         raw = msgspec.json.encode({"prompt": TEXT})
         assert await made.prompt_of("completions", raw) == known(reference.encode(TEXT).ids)
+
+
+async def test_what_is_held_until_a_worker_is_back_is_tokenized_as_ever(
+    folder: Path, reference: tokenizers.Tokenizer
+) -> None:
+    ids = reference.encode(TEXT).ids
+    async with scene(folder=folder) as made:
+        made.context.fleet.mark_down(made.worker, "restarts")
+        assert (await made.prompt(prompt=TEXT)).tokens == 0, "the answer will be that no worker is up"
+        made.hold()
+        assert await made.prompt(prompt=TEXT) == known(ids)
+        assert await made.prompt(model="adapter", prompt=TEXT) == known(ids, Namespace("adapter"))
+        with pytest.raises(BadRequest, match="no token id of this model"):
+            await made.prompt(prompt=[10**6])
+        assert await made.prompt(model="x", prompt=TEXT) == guessed(TEXT, apart="x\0None\0None")
 
 
 async def test_while_a_long_prompt_is_tokenized_everything_goes_on(reference: tokenizers.Tokenizer) -> None:

@@ -3,6 +3,7 @@ them, and byte for byte as they came elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from router import housekeeping
 from router.workers.spec import parse_worker
 from tests.fakes.raw_client import post
 from tests.fakes.scripted_worker import Dialogue, Pages, Script, ScriptedWorker, answer
@@ -161,3 +163,18 @@ async def test_a_stream_that_may_go_on_elsewhere_is_asked_for_its_tokens_too(
         ids = reference.encode(chat_text(CHAT), add_special_tokens=False).ids
         wanted = {"kv_transfer_params": {"prompt_token_ids": ids}, "return_token_ids": True}
         assert json.loads(got) == {**streamed, **wanted}
+
+
+async def test_what_is_held_until_a_worker_is_back_goes_as_it_came(
+    reference: tokenizers.Tokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another engine by then."""
+    monkeypatch.setattr(housekeeping, "INTERVAL", 0.01)
+    body = json.dumps(COMPLETION).encode()
+    async with fleet(reference, folder, True, wait_for_worker=600.0) as (router, workers):
+        (worker,) = router.app._fleet.workers.values()
+        router.app._fleet.mark_down(worker, "restarts")
+        sent = asyncio.ensure_future(asked(router, workers, "/v1/completions", body))
+        await until(lambda: router.total("router_queue_length"))
+        router.app._fleet.mark_up(worker)
+        assert await sent == [body]

@@ -173,13 +173,14 @@ def test_candidates_of_one_worker() -> None:
 
 
 def test_nobody_before_the_first_answer_and_after_the_last() -> None:
-    one = worker("a", BASE)
-    found = Fleet([one])
-    assert (names(found.candidates("m")), found.up, found.block_sizes) == ([], [], frozenset())
+    one, unknown = worker("a", BASE), Worker(parse_worker("http://x:1,name=x"), Pool("http://x:1", 1.0))
+    assert Fleet([unknown]).block_sizes == frozenset()
+    found = Fleet([one, unknown])
+    assert (names(found.candidates("m")), found.up) == ([], [])
     found.mark_up(one)
     assert names(found.candidates("m")) == ["a#0/16"]
     found.mark_down(one, "gone")
-    assert (names(found.candidates("m")), found.up, found.block_sizes) == ([], [], frozenset())
+    assert (names(found.candidates("m")), found.up, found.block_sizes) == ([], [], frozenset({16}))
     assert (one.trouble, repr(one)) == ("gone", "<Worker a down: gone>")
     found.mark_up(one)
     assert names(found.candidates("m")) == ["a#0/16"]
@@ -351,6 +352,19 @@ def test_one_model_under_several_names_need_not_be_named() -> None:
     assert fleet(worker("a", *names)).base_model(None) == names[0]
     assert fleet(worker("a", *names), worker("b", Model("n", root="/n"))).base_model(None) is None
     assert fleet().base_model(None) is None
+
+
+def test_what_a_worker_that_is_down_served_is_still_known() -> None:
+    one, two = worker("a", BASE, ADAPTER), worker("b", Model("n"))
+    found = fleet(one, two)
+    assert [found.base_of_down(name) for name in ("m", "adapter", None)] == [None, None, None]
+    found.mark_down(one, "gone")
+    assert [found.base_of_down(name) for name in ("m", "adapter", "n", None)] == [BASE, BASE, None, None]
+    assert [found.base_model(name) for name in ("m", "adapter")] == [None, None]
+    assert [found.lora_name(name) for name in ("adapter", "m")] == ["adapter", None]
+    alone = fleet(worker("a", BASE))
+    alone.mark_down(alone.workers["a"], "gone")
+    assert alone.base_of_down(None) == BASE
 
 
 def test_all_names_of_a_model_are_one_to_prompts() -> None:
