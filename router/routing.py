@@ -307,6 +307,8 @@ class RequestRouting:
     # -- outage.Waiting
 
     def try_again(self) -> bool:
+        if self._pinned:  # it may have been removed and added again since
+            self._pinned = self._context.fleet.workers.get(self._pinned.id, self._pinned)
         if not self._candidates(self._exclude):
             return False
         self._submit()

@@ -13,6 +13,7 @@ from router import housekeeping
 from tests.fakes.raw_client import Answered, RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, events, never
 from tests.fakes.waiting import until
+from tests.router.proxy.administering import HERE, admin_of
 from tests.router.proxy.running import RunningRouter, running
 
 SOON = 0.05
@@ -146,6 +147,17 @@ async def test_one_that_names_its_worker_waits_for_that_one(a: ScriptedWorker, b
         asked = await one_held(router, client, post("/v1/completions", b'{"prompt":"x"}', b"X-Router-Target-Worker: a"))
         assert not b.requests
         await a.listen()
+        assert (await asked).header(b"x-router-worker") == b"a"
+
+
+async def test_even_if_that_one_is_removed_and_added_again(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    async with patient(a, b, admin_listen=HERE) as router, admin_of(router) as admin, router.client() as client:
+        await down(router, a)
+        asked = await one_held(router, client, post("/v1/completions", b'{"prompt":"x"}', b"X-Router-Target-Worker: a"))
+        await admin.remove("a", timeout="0")
+        await admin.until_gone("a")
+        await a.listen()
+        await admin.add(a)
         assert (await asked).header(b"x-router-worker") == b"a"
 
 
