@@ -293,6 +293,8 @@ class RequestRouting:
     def no_candidates(self) -> None:
         outage = self._context.outage
         if outage and outage.takes(self, self._context.clock()) and self._may_come_back():
+            if not self._goes_on:  # those that are down now may be well again once they are up
+                self._exclude &= {worker.id for worker in self._context.fleet.up}
             outage.hold(self)
         else:
             self.give_up()

@@ -141,6 +141,26 @@ async def test_what_waits_in_the_queue_goes_on_waiting_when_its_worker_dies(a: S
         assert (await second).status == 200
 
 
+async def test_any_of_those_that_went_down_may_serve_it(a: ScriptedWorker, b: ScriptedWorker) -> None:
+    """Also the one that was unreachable when it was tried there."""
+    b.then(never)
+    settings: dict[str, Any] = {"max_worker_concurrency": 1, "health_interval": LONG}
+    async with patient(a, b, **settings) as router, router.client() as one, router.client() as two:
+        at = router.app._fleet.workers
+        busy = post("/v1/completions", b'{"prompt":"x"}', b"X-Router-Target-Worker: b")
+        first = asyncio.ensure_future(one.ask(busy))
+        await until(lambda: b.requests)
+        await a.refuse()
+        second = await one_held(router, two)
+        assert (router.is_up(a), len(router.app._queue)) == (False, 1), "it was tried there, and waits for the other"
+        router.app._fleet.mark_down(at["b"], "gone")
+        await until(lambda: not router.app._queue)
+        await a.listen()
+        router.app._fleet.mark_up(at["a"])
+        assert (await second).header(b"x-router-worker") == b"a"
+        first.cancel()
+
+
 async def test_one_that_names_its_worker_waits_for_that_one(a: ScriptedWorker, b: ScriptedWorker) -> None:
     async with patient(a, b) as router, router.client() as client:
         await down(router, a)
