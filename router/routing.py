@@ -356,12 +356,12 @@ class RequestRouting:
         has = context.retries.has(context.clock(), context.metrics.tallies.in_flight)
         return has and bool(self._candidates(exclude))
 
-    def waits_for(self, worker: Worker) -> bool:
+    def waits_for(self, unreachable: frozenset[str]) -> bool:
         context = self._context
         outage = context.outage
         if outage is None or not outage.takes(self, context.clock()):
             return False
-        return not self._candidates(frozenset((worker.id,)))
+        return not self._candidates(unreachable)
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:
         self._bodies = SplitBodies(None)  # one worker continues it alone

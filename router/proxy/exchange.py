@@ -382,7 +382,7 @@ class Exchange:
         """`alternatives`: as `_alternatives` returns them; None: only the leg's worker is excluded. `answer`: the
         worker's own error, for the client if no other worker can be tried."""
         other = self._other(leg, failure, alternatives or _without(leg))
-        if other is None and failure.untold and self._routing.waits_for(leg.worker):
+        if other is None and self._waits(leg, failure):
             other = _NOBODY
         self._routing.failed(leg, failure, other is not None)
         if other is None and answer:
@@ -395,6 +395,12 @@ class Exchange:
         self._excluded = other
         self.split = None
         self.start()
+
+    def _waits(self, leg: Leg, failure: Failure) -> bool:
+        """Whether the request is held until a worker is up: none is, or none but the leg's, which is unreachable."""
+        if failure.untold:
+            return self._routing.waits_for(frozenset((leg.worker.id,)))
+        return failure.kind == "unasked" and self._routing.waits_for(_NOBODY)
 
     # -- from one worker to another in the middle of a stream
 

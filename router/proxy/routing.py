@@ -11,7 +11,6 @@ from router.migration.migrating import Migration
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
-from router.workers.worker import Worker
 
 
 class Routing(Protocol):
@@ -32,8 +31,8 @@ class Routing(Protocol):
     def can_retry(self, exclude: frozenset[str]) -> bool:
         """Whether `route` would find a worker, and the retry budget allows another try."""
 
-    def waits_for(self, worker: Worker) -> bool:
-        """Whether `route` would wait for `worker`, which is unreachable, and which alone can serve the request."""
+    def waits_for(self, unreachable: frozenset[str]) -> bool:
+        """Whether `route` would wait for a worker to be up, since none but the `unreachable` can serve the request."""
 
     def answered(self, leg: Leg) -> None:
         """A worker that has failed recently has begun to answer."""

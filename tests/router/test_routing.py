@@ -319,7 +319,7 @@ def test_who_waits_for_its_worker_to_come_back_takes_nothing_of_what_others_may_
         routing.route(frozenset(), legs.append)
         (leg,) = legs
         assert isinstance(leg, Leg)
-        assert routing.waits_for(leg.worker)
+        assert routing.waits_for(frozenset((leg.worker.id,)))
         routing.failed(leg, gone, retried=True)
         made.fleet.mark_up(leg.worker)
     assert made.retries.has(0.0, 0)

@@ -124,7 +124,7 @@ class Relayed:
     def can_retry(self, exclude: frozenset[str]) -> bool:
         return len(exclude) <= self.others
 
-    def waits_for(self, worker: Worker) -> bool:
+    def waits_for(self, unreachable: frozenset[str]) -> bool:
         return False
 
     def resume(self, migration: Migration, exclude: frozenset[str]) -> frozenset[str] | None:

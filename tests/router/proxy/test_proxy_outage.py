@@ -11,10 +11,11 @@ import pytest
 
 from router import housekeeping
 from tests.fakes.raw_client import Answered, RawClient, post
-from tests.fakes.scripted_worker import ScriptedWorker, answer, drop, events, never
+from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, drop, events, never
 from tests.fakes.waiting import until
 from tests.router.proxy.administering import HERE, admin_of
 from tests.router.proxy.running import RunningRouter, running
+from tests.router.proxy.test_proxy_pairs import PREFILLED, router_of
 
 SOON = 0.05
 LONG = 600.0
@@ -217,3 +218,23 @@ async def test_the_end_of_the_router_ends_the_wait(a: ScriptedWorker) -> None:
         asked = await one_held(router, client)
         await router.app.drain(0)
         assert (await asked).status == 503
+
+
+async def test_a_prompt_that_is_computed_waits_for_somebody_to_decode_it() -> None:
+    async def slow(dialogue: Dialogue) -> None:
+        await dialogue.go_on.wait()
+        await PREFILLED(dialogue)
+
+    async with (
+        ScriptedWorker("p", default=slow) as p,
+        ScriptedWorker("d", default=events(b"1", b"[DONE]")) as d,
+        router_of("nixl", p, d, wait_for_worker=LONG, health_interval=SOON) as router,
+        router.client() as client,
+    ):
+        client.send(STREAM)
+        await until(lambda: p.requests)
+        await down(router, d)
+        p.go_on.set()
+        await until(lambda: held(router) == 1)
+        await d.listen()
+        assert (await client.answer()).body == b"data: 1\n\ndata: [DONE]\n\n"
