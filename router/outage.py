@@ -52,8 +52,10 @@ class Outage:
         for waiting in list(self._held):
             if waiting not in self._held:  # what was done for another may have withdrawn it
                 continue
+            self.withdraw(waiting)  # first, as it may have to wait again at once
             if waiting.try_again():
-                self.withdraw(waiting)
-            elif now - waiting.arrived >= self._patience:
-                self.withdraw(waiting)
+                continue
+            if now - waiting.arrived < self._patience:
+                self.hold(waiting)
+            else:
                 waiting.give_up()

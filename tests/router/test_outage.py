@@ -81,3 +81,16 @@ def test_one_may_take_another_along() -> None:
     outage.hold(second)
     outage.tick(PATIENCE)
     assert (first.ends, second.ends, outage.held) == (["given up"], [], 0)
+
+
+def test_one_that_has_to_wait_again_at_once_is_not_lost() -> None:
+    outage = Outage(PATIENCE, Limits(max_queue=9))
+
+    class Flapping(Request):
+        def try_again(self) -> bool:
+            outage.hold(self)
+            return True
+
+    outage.hold(Flapping())
+    outage.tick(1.0)
+    assert outage.held == 1
