@@ -286,6 +286,7 @@ class Connection(protocol.Protocol):
         self._end_current()
         if not keep_alive or self._closing:
             self._closing = True
+            self._drop_waiting()
             self._close()
             return
         self._begin_next()

@@ -392,6 +392,16 @@ def test_nothing_begins_on_a_connection_that_was_lost_meanwhile() -> None:
     assert (site.turn(), site.transport.reading) == (0, False)
 
 
+def test_nothing_begins_behind_an_answer_that_ends_the_connection() -> None:
+    """Such as a stream for HTTP/1.0, which the client may take slowly."""
+    site = Site(slow=True)
+    site.feed(GET * 2)
+    site.connection.pause_writing()
+    site.connection.finish(keep_alive=False)
+    site.connection.resume_writing()
+    assert (len(site.requests), site.transport.closed) == (1, True)
+
+
 def test_a_lost_connection_cancels_what_is_in_progress() -> None:
     site = Site(slow=True)
     site.feed(GET)
