@@ -90,7 +90,6 @@ class Connection(protocol.Protocol):
         self._ahead = 0  # bytes of the waiting requests
         self._beginning = False  # `_begin_next` is under way
         self._reading = True  # False: too much waits
-        self._read_on_due = False  # `_read_on` will be called
         self._sent = 0  # requests that the client has sent
         self._at_once = 0  # requests answered at once in this turn of the event loop
         self._resting = False  # others have their turn
@@ -165,7 +164,6 @@ class Connection(protocol.Protocol):
             self._rest()
 
     def _read_on(self) -> None:
-        self._read_on_due = False
         if self._reading:
             self.data_received(b"")
         if self._reading and not self._reader.unread and not self._transport.is_closing():
@@ -195,8 +193,7 @@ class Connection(protocol.Protocol):
         self._reading = True
         if not self._reader.unread:
             self._transport.resume_reading()
-        elif not self._read_on_due:  # later, as a request that waits may be about to begin
-            self._read_on_due = True
+        else:  # later, as a request that waits may be about to begin
             self._call_later(0, self._read_on)
 
     def _let_continue(self) -> None:
