@@ -71,6 +71,19 @@ def test_whom_the_router_does_not_read_from_is_not_slow() -> None:
     assert not one.clients.refused
 
 
+def test_one_that_waits_for_its_refusal_is_not_slow() -> None:
+    """What it sent behind that is not read."""
+    one = site()
+    one.feed(GET)
+    one.connection.pause_writing()
+    one.feed(GET * 2 + b"nonsense\r\n\r\n")
+    one.slow = True
+    one.connection.resume_writing()
+    for now in (100.0, 110.0):
+        one.connection.tick(now)
+    assert not one.clients.refused
+
+
 def test_one_whose_next_request_is_slow_still_gets_its_answer() -> None:
     one = site(slow=True)
     one.feed(POST + POST[:-1])
@@ -228,12 +241,13 @@ def test_bodies_that_come_in_one_piece_count_together(reads: list[bytes]) -> Non
     assert (len(one.requests), one.clients.buffered, one.clients.refused) == (1, 3 * LARGE, {"max_buffered": 1})
 
 
-def test_what_comes_behind_the_last_request_is_not_kept() -> None:
+@pytest.mark.parametrize("end", [-1, None], ids=["in part", "whole"])
+def test_what_comes_behind_the_last_request_is_not_kept(end: int | None) -> None:
     """Its connection may stay open for long, until the client has taken the answer."""
     one = site()
     one.feed(POST[:10])
     one.connection.drain()
-    one.feed(POST[10:] + post(3 * LARGE)[:-1])
+    one.feed(POST[10:] + post(3 * LARGE)[:end])
     assert (one.transport.closed, one.clients.buffered, one.connection._reader._body) == (True, 0, [])
 
 
@@ -278,6 +292,16 @@ def test_reading_pauses_when_enough_waits_for_the_one_before(size: int) -> None:
             one.feed(stream[fed : fed + piece])
             fed += piece
     assert len(one.requests) >= served
+
+
+@pytest.mark.parametrize(("size", "number", "most"), [(5, 100, MAX_PIPELINED + 100), (READ_AHEAD, 2, 2)])
+def test_reading_goes_on_only_when_little_waits(size: int, number: int, most: int) -> None:
+    one = site(slow=True)
+    for _ in range(20):
+        while one.transport.reading:
+            one.feed(post(size) * number)
+        assert len(one.connection._waiting) <= most
+        one.connection.respond(Response(200))
 
 
 @given(

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -17,8 +18,8 @@ from tests.router.http.test_chunked import chunk, pieces_of
 
 
 class FakeTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        super().__init__({"socket": sock})
         self.written = b""
         self.closed = self.aborted = self.eof = False
         self.reading = True
@@ -77,12 +78,19 @@ class Waiting:
 class Site:
     """Answers every request with its number and path, at once or (slow) when asked to."""
 
-    def __init__(self, slow: bool = False, max_body: int = 1000, clients: Clients[Connection] | None = None) -> None:
+    def __init__(
+        self,
+        slow: bool = False,
+        max_body: int = 1000,
+        clients: Clients[Connection] | None = None,
+        sock: socket.socket | None = None,
+    ) -> None:
         self.requests: list[Request] = []
         self.exchange = Waiting()
         self.slow = slow
-        self.transport = FakeTransport()
+        self.transport = FakeTransport(sock)
         self.later: list[Callable[[], None]] = []
+        self.delays: set[float] = set()
         self.clients = clients or Clients(Limits(max_body))
         self.connection = Connection(self.serve, error_response, self.clients, self.call_later)
         self.connection.connection_made(self.transport)
@@ -96,6 +104,7 @@ class Site:
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         self.later.append(call)
+        self.delays.add(seconds)
 
     def feed(self, data: bytes) -> None:
         self.connection.data_received(data)
@@ -273,7 +282,9 @@ def test_neither_is_one_that_comes_bit_by_bit_behind_a_repeated_head() -> None:
 
 def test_pipelined_requests_are_answered_in_order_and_not_read_without_end() -> None:
     site = Site(slow=True)
-    site.feed(GET * (MAX_PIPELINED + 1))
+    site.feed(GET * MAX_PIPELINED)
+    assert site.transport.reading
+    site.feed(GET)
     assert len(site.requests) == 1
     assert not site.transport.reading
     site.connection.respond(Response(200, b"1"))
@@ -294,6 +305,31 @@ def test_a_refusal_is_not_taken_for_the_answer_to_a_request_that_waits() -> None
     assert site.transport.written[len(answered) :].count(b"HTTP/1.1 ") == 2
     assert site.transport.written.index(b" 400 ") > site.transport.written.rindex(b" 200 ")
     assert (site.transport.eof, site.transport.reading) == (True, True)
+
+
+def test_a_refusal_comes_after_answers_that_take_their_time() -> None:
+    site = Site()
+    site.feed(GET)
+    site.connection.pause_writing()
+    site.slow = True
+    site.feed(GET * 2 + b"nonsense\r\n\r\n")
+    site.connection.resume_writing()
+    for number in (2, 3):
+        assert (len(site.requests), b" 400 " in site.transport.written) == (number, False)
+        site.connection.respond(Response(200, b"%d" % number))
+    assert b" 400 " in site.transport.written
+    assert site.transport.eof
+
+
+def test_the_next_request_waits_until_the_client_has_taken_the_answers_before() -> None:
+    """Else they would pile up."""
+    site = Site(slow=True)
+    site.feed(GET * 2)
+    site.connection.pause_writing()
+    site.connection.respond(Response(200, b"1"))
+    assert len(site.requests) == 1
+    site.connection.resume_writing()
+    assert len(site.requests) == 2
 
 
 def test_thousands_of_small_requests_in_one_read_are_answered_one_after_the_other() -> None:
@@ -319,6 +355,7 @@ def test_others_have_their_turn_between_requests_that_are_answered_at_once() -> 
     for _ in range(3):  # what comes one after the other waits for nothing
         site.feed(GET * (MAX_PIPELINED - 1))
     assert (site.turn(), site.transport.reading, len(site.requests)) == (0, True, 5 * MAX_PIPELINED - 2)
+    assert site.delays == {0}
 
 
 def test_others_have_their_turn_while_thousands_of_small_requests_are_read() -> None:
@@ -331,6 +368,7 @@ def test_others_have_their_turn_while_thousands_of_small_requests_are_read() -> 
         site.turn()
         assert len(site.connection._waiting) < 1000
     assert [request.head.path for request in site.requests] == [*(b"/%d" % number for number in range(many)), b"/last"]
+    assert site.delays == {0}
 
 
 def test_others_have_their_turn_while_a_body_in_tiny_chunks_is_read() -> None:
@@ -392,6 +430,23 @@ def test_nothing_begins_on_a_connection_that_was_lost_meanwhile() -> None:
     assert (site.turn(), site.transport.reading) == (0, False)
 
 
+def test_nothing_begins_on_a_connection_that_was_cut_off_meanwhile() -> None:
+    site = Site()
+    site.feed(GET * (MAX_PIPELINED + 1))
+    site.connection.abort()
+    assert (site.turn(), site.transport.reading) == (0, False)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_only_an_answer_that_is_cut_off_ends_in_a_reset(answered: bool) -> None:
+    """A reset takes from the client what it has not read yet of the answer before."""
+    with socket.socket() as sock:
+        site = Site(slow=not answered, sock=sock)
+        site.feed(GET)
+        site.connection.abort()
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER) == (0 if answered else 1)
+
+
 def test_nothing_begins_behind_an_answer_that_ends_the_connection() -> None:
     """Such as a stream for HTTP/1.0, which the client may take slowly."""
     site = Site(slow=True)
@@ -436,6 +491,21 @@ def test_keep_alive(message: bytes, stays: bool, told: list[bytes]) -> None:
     assert site.transport.closed is not stays
 
 
+@pytest.mark.parametrize(
+    ("headers", "drained", "told"), [([], False, False), ([b"connection: close"], False, True), ([], True, True)]
+)
+def test_an_answer_that_begins_says_whether_the_connection_ends_with_it(
+    headers: list[bytes], drained: bool, told: bool
+) -> None:
+    site = Site(slow=True)
+    site.feed(request(*headers))
+    if drained:
+        site.connection.drain()
+    site.connection.begin(Response(200))
+    assert (b"connection: " in site.transport.written) == told
+    assert (b"connection: close\r\n" in site.transport.written) == told
+
+
 def test_head_has_the_length_but_no_body() -> None:
     site = Site()
     site.feed(request(method=b"HEAD"))
@@ -461,6 +531,15 @@ def test_who_has_sent_it_meanwhile_is_not_told() -> None:
     for _ in range(2):
         site.connection.respond(Response(200, b"ok"))
     assert b" 100 " not in site.transport.written
+
+
+def test_nobody_is_told_to_go_on_behind_its_last_request() -> None:
+    site = Site()
+    site.feed(POST[:-1])
+    site.connection.drain()
+    site.feed(POST[-1:] + request(b"content-length: 5", b"expect: 100-continue"))
+    assert b" 100 " not in site.transport.written
+    assert site.transport.closed
 
 
 def test_expect_continue_is_answered_before_the_body() -> None:
@@ -559,6 +638,17 @@ def test_draining_again_refuses_it(read: bytes) -> None:
     assert not site.connection.busy
     site.feed(POST)
     assert (site.requests, site.transport.written.count(b"HTTP/1.1")) == ([], 1)
+
+
+def test_an_answer_that_is_not_sent_out_yet_is_waited_for() -> None:
+    site = Site()
+    assert not site.connection.busy
+    site.feed(GET)
+    site.transport.unsent = 1
+    site.connection.drain()
+    assert site.connection.busy
+    site.transport.unsent = 0
+    assert not site.connection.busy
 
 
 def test_what_was_closed_is_not_closed_again() -> None:
