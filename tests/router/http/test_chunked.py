@@ -200,6 +200,7 @@ def test_one_end_of_line_in_a_chunk_of_its_own_ends_no_event(content: bytes) -> 
 def test_an_event_may_end_with_a_chunk_that_is_its_empty_line(line: bytes, size: int) -> None:
     """As where each line is written by itself."""
     event = chunk(b"data: x" + line) + chunk(line)
+    assert ChunkedBody().feed(event) == len(event)
     stream = event * 3
     body = ChunkedBody()
     fed = [body.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
@@ -214,6 +215,7 @@ def test_one_whole_chunk_is_known_by_its_length() -> None:
         line = SIZE_LINES[total]
         assert line == lengths.get(total, line)
         assert (total in lengths) == line.endswith(b"\r\n")
+        assert (total in lengths) == (len(line) <= total), "other pieces begin with no such line"
 
 
 def test_what_ends_an_event_is_found_in_one_whole_chunk() -> None:
