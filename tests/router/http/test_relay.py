@@ -65,9 +65,11 @@ def test_an_event_too_long_to_hold_passes_in_pieces_and_cannot_be_ended_properly
     data = b"%x\r\n" % 200_000 + b"x" * 100_000
     assert relay.body(data, body.feed(data)) == data
     assert relay.broken(ERROR) is None
+    assert not relay.clean
     rest = b"x" * 99_998 + b"\n\n\r\n"
     assert relay.body(rest, body.feed(rest)) == rest
     assert relay.broken(ERROR) is not None
+    assert relay.clean
 
 
 @pytest.mark.parametrize("name", [b"event: message_start", b": hello\n\nevent:message_start"])
@@ -106,7 +108,7 @@ def test_a_body_that_ends_with_its_connection_gets_chunks() -> None:
 
 
 def test_http_1_0_gets_the_content_without_chunks() -> None:
-    relay = Unchunked(None)
+    relay = relay_for(Head(200, "chunked", False, True, b""), http_1_0=True)
     stream = chunk(b"hello ") + chunk(b"world") + b"0\r\n\r\n"
     assert [relay.body(piece, 0) for piece in pieces_of(stream, [3, 9])] == [b"", b"", b""]
     assert relay.end() == b"hello world"
