@@ -18,6 +18,8 @@ _DONE = (b"data: [DONE]\n\n\r\n", b"data: [DONE]\r\n\r\n\r\n")
 """How the chunk with the last event ends."""
 ERROR_NAME = b"event: error\n"
 """What comes before an event that tells of an error, where events have names."""
+_NAME = b"\nevent:"
+"""How the line that names an event begins, behind the line before or a chunk's size."""
 
 HELD = 64 * 1024
 """Most bytes of an event that are held back until it is whole; a longer event is relayed in pieces."""
@@ -114,7 +116,7 @@ class Events:
             self._in_pieces, boundary = True, len(data)
         self._held, passed = data[boundary:], data[:boundary]
         self._latest = passed or self._latest
-        self._named = self._named or _has_names(passed)
+        self._named = self._named or _NAME in passed
         return passed
 
     def end(self) -> bytes:
@@ -137,12 +139,13 @@ class Rechunked:
 
     def __init__(self, events: bool) -> None:
         self._events = events
-        self._last = b""
+        self._last = b"\n"  # the last bytes, as many as may begin `_NAME`; the first line begins as any other does
         self._named = False
 
     def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
-        self._named = self._named or (self._events and _has_names(self._last + data))
-        self._last = (self._last + data)[-4:]
+        seen = self._last + data
+        self._named = self._named or (self._events and _NAME in seen)
+        self._last = seen[-6:]
         return chunk(data)
 
     def end(self) -> bytes:
@@ -205,11 +208,6 @@ class Unchunked:
     def broken(self, event: bytes) -> bytes | None:
         told = self._events.broken(event) if self._events else None
         return decode_chunks(told) if told else None
-
-
-def _has_names(data: bytes) -> bool:
-    """Whether any of these events has an `event:` line."""
-    return data.startswith(b"event:") or b"\nevent:" in data
 
 
 def _like(event: bytes, named: bool) -> bytes:

@@ -80,8 +80,10 @@ def test_a_stream_of_named_events_ends_in_a_named_error(name: bytes) -> None:
     events, body = Events(), ChunkedBody()
     sent = b"".join(events.body(piece, body.feed(piece)) for piece in pieces_of(chunk(named), [5, 9]))
     assert decode_chunks(sent + (events.broken(ERROR) or b"")) == wanted
-    rechunked = Rechunked(events=True)
-    assert decode_chunks(rechunked.body(named, 0) + (rechunked.broken(ERROR) or b"")) == wanted
+    for cut in range(len(named)):
+        rechunked = Rechunked(events=True)
+        sent = b"".join(rechunked.body(piece, 0) for piece in pieces_of(named, [cut]))
+        assert decode_chunks(sent + (rechunked.broken(ERROR) or b"")) == wanted
 
 
 def test_what_a_stream_says_of_events_does_not_name_them() -> None:
@@ -91,6 +93,10 @@ def test_what_a_stream_says_of_events_does_not_name_them() -> None:
         relay.body(said, body.feed(said))
         relay.body(b"\n\n", 2)
         assert b"event:" not in (relay.broken(ERROR) or b"event:")
+    rechunked = Rechunked(events=True)
+    for piece in (b"data: no ", b"event: x\n\n"):
+        rechunked.body(piece, 0)
+    assert b"event:" not in (rechunked.broken(ERROR) or b"event:")
 
 
 def test_other_bodies_pass_as_they_are_and_have_no_honest_end() -> None:
