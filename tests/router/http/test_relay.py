@@ -119,6 +119,7 @@ def test_http_1_0_gets_the_content_without_chunks() -> None:
     assert [relay.body(piece, 0) for piece in pieces_of(stream, [3, 9])] == [b"", b"", b""]
     assert relay.end() == b"hello world"
     assert relay.broken(ERROR) is None
+    assert not Unchunked(None).is_done(stream)
 
 
 def test_http_1_0_gets_events_as_they_come() -> None:
@@ -128,6 +129,9 @@ def test_http_1_0_gets_events_as_they_come() -> None:
     assert sent == [b"data: 1\n\n", b"", b"data: 2\n\n"]
     assert relay.broken(ERROR) == ERROR
     assert relay.end() == b""
+    relay = Unchunked(Events(sys.maxsize))
+    assert relay.body(chunk(b"data: 3\n") + b"0\r\n\r\n", 0) == b""
+    assert relay.end() == b"data: 3\n"
 
 
 @pytest.mark.parametrize(
