@@ -254,6 +254,13 @@ def test_what_comes_behind_the_last_request_is_not_kept(end: int | None) -> None
     assert (one.transport.closed, one.clients.buffered, one.connection._reader._body) == (True, 0, [])
 
 
+def test_what_waits_behind_the_last_answer_is_not_kept() -> None:
+    """What cannot be read behind it has made that answer the last."""
+    one = site(slow=True)
+    one.feed(POST + post(2 * LARGE) + b"nonsense\r\n\r\n")
+    assert (one.connection.closing, one.clients.buffered) == (True, 0)
+
+
 def test_what_is_read_of_large_bodies_ends_at_the_limit() -> None:
     clients: Clients[Connection] = Clients(LIMITS)
     sites = [site(clients=clients) for _ in range(3)]

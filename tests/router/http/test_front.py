@@ -24,6 +24,7 @@ class FakeTransport(asyncio.Transport):
         self.closed = self.aborted = self.eof = False
         self.reading = True
         self.unsent = self.closings = 0
+        self.half_closes = True
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -43,9 +44,10 @@ class FakeTransport(asyncio.Transport):
         return self.closed
 
     def can_write_eof(self) -> bool:
-        return True
+        return self.half_closes
 
     def write_eof(self) -> None:
+        assert self.half_closes
         self.eof = True
 
     def pause_reading(self) -> None:
@@ -179,6 +181,16 @@ def test_what_cannot_be_read_is_refused_and_the_connection_ends(message: bytes, 
     site.feed(GET)
     assert site.requests == []
     assert not site.transport.closed  # what the client still sends must not reset the answer away
+    site.later[0]()
+    assert site.transport.closed
+
+
+def test_what_cannot_be_read_is_refused_where_no_direction_ends_alone() -> None:
+    """As over TLS."""
+    site = Site()
+    site.transport.half_closes = False
+    site.feed(b"nonsense\r\n\r\n")
+    assert (site.transport.status, site.transport.closed) == (400, False)
     site.later[0]()
     assert site.transport.closed
 
@@ -533,13 +545,14 @@ def test_who_has_sent_it_meanwhile_is_not_told() -> None:
     assert b" 100 " not in site.transport.written
 
 
-def test_nobody_is_told_to_go_on_behind_its_last_request() -> None:
+@pytest.mark.parametrize("behind", [request(b"content-length: 5", b"expect: 100-continue"), b"nonsense\r\n\r\n"])
+def test_nothing_is_said_behind_the_last_answer(behind: bytes) -> None:
     site = Site()
     site.feed(POST[:-1])
     site.connection.drain()
-    site.feed(POST[-1:] + request(b"content-length: 5", b"expect: 100-continue"))
-    assert b" 100 " not in site.transport.written
+    site.feed(POST[-1:] + behind)
     assert site.transport.closed
+    assert site.transport.written.count(b"HTTP/1.1 ") == 1
 
 
 def test_expect_continue_is_answered_before_the_body() -> None:
