@@ -304,6 +304,16 @@ def test_reading_pauses_when_enough_waits_for_the_one_before(size: int) -> None:
     assert len(one.requests) >= served
 
 
+@pytest.mark.parametrize("place", [b"/a?b", b"Host: x"], ids=["target", "headers"])
+def test_reading_pauses_when_long_heads_wait(place: bytes) -> None:
+    one = site(slow=True)
+    message = GET.replace(place, place + b"x" * (READ_AHEAD // 2))
+    one.feed(message * 2)
+    assert one.transport.reading
+    one.feed(message)
+    assert not one.transport.reading
+
+
 @pytest.mark.parametrize(("size", "number", "most"), [(5, 100, MAX_PIPELINED + 100), (READ_AHEAD, 2, 2)])
 def test_reading_goes_on_only_when_little_waits(size: int, number: int, most: int) -> None:
     one = site(slow=True)
