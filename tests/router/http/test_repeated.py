@@ -294,8 +294,9 @@ def test_where_more_than_the_head_decides_nothing_is_remembered(raw: bytes) -> N
 def test_a_connect_with_a_length_is_read_as_the_parser_reads_it() -> None:
     pair = Pair(slow=False)
     for _ in range(3):
-        pair.feed(b"CONNECT x:1 HTTP/1.1\r\ncontent-length: 5\r\n\r\n" + b"\r\n" * 3)
+        pair.feed(b"CONNECT x:1 HTTP/1.1\r\nhost: x:1\r\ncontent-length: 5\r\n\r\n" + b"\r\n" * 3)
         pair.check()
+    assert [request.body for request in pair.sites[0].requests] == [b""] * 3
 
 
 def test_a_head_in_pieces_is_parsed_and_remembered_no_more_than_it_came_whole() -> None:
