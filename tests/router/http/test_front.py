@@ -537,6 +537,16 @@ def test_who_waits_to_send_a_body_is_told_to_go_on_after_the_answers_before() ->
     assert site.transport.written.count(b" 100 ") == 1
 
 
+def test_nor_is_it_told_before_the_answer_to_a_request_that_waits() -> None:
+    site = Site()
+    site.feed(GET)
+    site.connection.pause_writing()
+    site.feed(GET + request(b"content-length: 5", b"expect: 100-continue"))
+    assert b" 100 " not in site.transport.written
+    site.connection.resume_writing()
+    assert site.transport.written.endswith(b"2HTTP/1.1 100 Continue\r\n\r\n")
+
+
 def test_who_has_sent_it_meanwhile_is_not_told() -> None:
     site = Site(slow=True)
     site.feed(GET + request(b"content-length: 5", b"expect: 100-continue", body=b"hello"))
@@ -618,6 +628,7 @@ def test_draining_ends_idle_connections_at_once_and_busy_ones_after_their_answer
         site.connection.drain()
     assert idle.transport.closed
     assert not busy.transport.closed
+    assert busy.connection.busy
     busy.connection.respond(Response(200, b"done"))
     assert b"connection: close" in busy.transport.written
     assert busy.transport.closed
