@@ -278,7 +278,7 @@ class Connection(protocol.Protocol):
             line = connection_line(request.head.keep_alive and not self._closing, http_1_0=False)
             self._transport.write(write_beginning(response, line + request.head.answer_lines, self._clients.date))
 
-    def finish(self, keep_alive: bool = True) -> None:
+    def finish(self, keep_alive: bool) -> None:
         """The current answer is complete: go on with the next request."""
         self._end_current()
         if not keep_alive or self._closing:
