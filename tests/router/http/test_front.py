@@ -516,6 +516,8 @@ def test_an_answer_that_begins_says_whether_the_connection_ends_with_it(
     site.connection.begin(Response(200))
     assert (b"connection: " in site.transport.written) == told
     assert (b"connection: close\r\n" in site.transport.written) == told
+    site.connection.finish(site.requests[0].head.keep_alive)
+    assert site.transport.closed == told
 
 
 def test_head_has_the_length_but_no_body() -> None:
