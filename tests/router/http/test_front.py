@@ -653,6 +653,17 @@ def test_draining_waits_for_a_request_that_has_begun_to_come(before: bytes, cut:
     assert not site.connection.busy
 
 
+def test_draining_waits_for_it_while_others_have_their_turn_too() -> None:
+    site = Site()
+    site.feed(GET * MAX_PIPELINED + POST[:-1])
+    site.connection.drain()
+    assert not site.transport.closed
+    site.turn()
+    site.feed(POST[-1:])
+    assert (len(site.requests), site.requests[-1].body) == (MAX_PIPELINED + 1, b"hello")
+    assert site.transport.closed
+
+
 @pytest.mark.parametrize("read", [GET[:10], POST[:40], POST[:-1], CHUNKED[:-1]], ids=["line", "head", "body", "chunks"])
 def test_draining_again_refuses_it(read: bytes) -> None:
     site = Site()
