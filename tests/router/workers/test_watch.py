@@ -27,7 +27,7 @@ from router.http.upstream import KnownHeads, WorkerConnection
 from router.scheduling.places import NoPlace
 from router.workers.fleet import Fleet
 from router.workers.spec import parse_worker
-from router.workers.watch import ASLEEP, WorkerWatch, _addresses
+from router.workers.watch import _MODELS_EVERY, ASLEEP, WorkerWatch, _addresses
 from router.workers.worker import Worker
 from tests.certificates import Authority
 from tests.fakes.http_engine import HttpEngine, models, running
@@ -99,12 +99,30 @@ async def test_a_worker_comes_up_as_it_describes_itself(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
+    ("stated", "told_of"),
+    [
+        ("", False),
+        (",role=prefill", True),
+        (",role=decode", False),
+        (",role=prefill,connector=mooncake,bootstrap_port=1", True),
+    ],
+)
+async def test_one_that_prefills_and_cannot_hand_over_says_so(
+    stated: str, told_of: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = ScriptedSession([WELL])
+    async with watching(f"http://w:80{stated}", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+    assert any(message.startswith("The worker cannot hand over: ") for message in caplog.messages) == told_of
+
+
+@pytest.mark.parametrize(
     ("addresses", "told_of"),
     [
         (["127.0.0.1"], None),
         (["127.0.0.1", "127.0.0.1"], None),
         (["127.0.0.1", "::1"], None),
-        (["127.0.0.1", "127.0.0.2", "127.0.0.3", "::1"], 3),
+        (["127.0.0.1", "127.0.0.2", "::1"], 2),
     ],
 )
 async def test_a_name_with_several_addresses_is_a_problem(
@@ -344,6 +362,14 @@ async def test_its_bootstrap_server_may_be_late_twice(late: int, known: bool) ->
         assert session.can_hand_over[-1]
 
 
+@pytest.mark.parametrize("stated", ["role=prefill,connector=nixl", "role=decode,connector=mooncake"])
+async def test_only_those_that_prefill_by_mooncake_are_asked_for_their_engine_ids(stated: str) -> None:
+    session = ScriptedSession([WELL])
+    async with watching(f"http://w:80,{stated}", cast("aiohttp.ClientSession", session)):
+        await until(lambda: session.checks > 2)
+    assert session.asked["/query"] == 0
+
+
 async def test_a_worker_that_never_answers_in_time_says_so() -> None:
     session = cast("aiohttp.ClientSession", ScriptedSession([SLOW]))
     async with watching("http://w:80", session) as watched:
@@ -369,6 +395,28 @@ async def test_one_that_a_request_found_down_is_taken_back_and_asked_anew() -> N
         session.details["/v1/models"] = models("other")
         await until(lambda: watched.worker.up)
         assert watched.described == [["m"], ["other"]]
+
+
+async def test_what_a_request_found_wrong_is_not_told_again_by_the_next_check(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    session = ScriptedSession([WELL])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.script, before = [REFUSED], session.checks
+        watched.fleet.mark_down(watched.worker, "cannot be reached: ClientConnectionError")
+        await until(lambda: session.checks > before + 2)
+    assert caplog.messages.count("Worker is down") == 1
+    assert "Worker is not up" not in caplog.messages
+
+
+async def test_one_that_is_down_is_not_asked_for_its_models() -> None:
+    """Whoever it is that answers; it would not count as down until then, either."""
+    session = ScriptedSession([WELL, REFUSED])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: session.checks > 2 * _MODELS_EVERY + 1)
+        assert not watched.worker.up
+    assert session.asked["/v1/models"] == 1
 
 
 async def test_one_that_comes_back_is_asked_anew() -> None:
@@ -399,8 +447,8 @@ async def test_adapters_come_and_go_while_it_serves(caplog: pytest.LogCaptureFix
         session.details["/v1/models"] = listed("b")
         await until(lambda: len(watched.fleet.candidates("b")) == 1)
         assert not watched.fleet.knows("a")
-        for no_list in ((401, b""), (200, b'{"data": []}'), (500, listed("c")[1])):
-            session.details["/v1/models"] = no_list
+        for no_news in (listed("b"), (401, b""), (200, b'{"data": []}'), (500, listed("c")[1])):
+            session.details["/v1/models"] = no_news
             before = session.checks
             await until(lambda: session.checks > before + 10)  # noqa: B023 -- awaited at once
         assert watched.fleet.knows("b")
@@ -408,13 +456,22 @@ async def test_adapters_come_and_go_while_it_serves(caplog: pytest.LogCaptureFix
     assert told(caplog, "Worker serves other adapters") == [{"worker": "w", "models": "m,b"}]
 
 
-async def test_another_base_model_is_another_engine() -> None:
+async def test_models_are_asked_for_less_often_than_health() -> None:
+    session = ScriptedSession([WELL])
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)):
+        await until(lambda: session.checks > 3 * _MODELS_EVERY)
+    assert session.asked["/v1/models"] <= 1 + session.checks // _MODELS_EVERY
+
+
+async def test_another_base_model_is_another_engine(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     session = ScriptedSession([WELL], {"/v1/models": listed("a")})
     async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
         await until(lambda: watched.worker.up)
         session.details["/v1/models"] = listed(base="other")
         await until(lambda: len(watched.described) > 1)
         assert watched.described == [["m", "a"], ["other"]]
+    assert "Worker serves other adapters" not in caplog.messages
 
 
 async def test_requests_go_by_what_an_engine_is_while_it_is_taken_in_again() -> None:
