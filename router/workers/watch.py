@@ -177,6 +177,7 @@ class WorkerWatch:
         if 0 < self._late < _MOST_LATE:  # taken in now, it would stay half known for as long as it is up
             self.stale = worker.up
             return None if worker.up else "answers /health, but not in time what it is"
+        self._late = 0  # when it has restarted, it may well tell all again
         self._fleet.redescribe(worker, found)  # first, since it says for which ranks books are kept from now on
         try:
             await self._on_described(worker)

@@ -580,6 +580,19 @@ async def test_one_that_never_tells_all_serves_with_what_it_tells() -> None:
         assert problems.LATE in watched.worker.problems
 
 
+async def test_one_that_never_told_all_is_waited_for_again_when_it_comes_back() -> None:
+    session = ScriptedSession([WELL], VLLM)
+    session.late = {"/metrics": 1000}
+    async with watching("http://w:80", cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.script = [REFUSED]
+        await until(lambda: not watched.worker.up)
+        session.late = {"/metrics": session.asked["/metrics"] + 1}
+        session.script = [WELL]
+        await until(lambda: watched.worker.up)
+        assert problems.LATE not in watched.worker.problems
+
+
 def asleep(yes: bool) -> tuple[int, bytes]:
     return 200, json.dumps({"is_sleeping": yes}).encode()
 
