@@ -220,7 +220,7 @@ async def describe(
     # Else one broken connection would leave the worker half known for as long as it is up.
     found, trouble = await converse(probe(host), session, worker.spec.url, DESCRIBE_TIMEOUT, twice=True)
     found = confined(found, host, event_hosts)
-    late = (problems.LATE,) if LATE in trouble and problems.NO_ANSWER not in found.problems else ()
+    late = (problems.LATE,) if LATE in trouble else ()
     number = await _addresses(host)
     several = (problems.several_addresses(host, number),) if number > 1 else ()
     return replace(found, problems=(*found.problems, *late, *several))
