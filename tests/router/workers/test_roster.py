@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator
 from functools import partial
@@ -453,9 +454,35 @@ async def test_who_is_asked_to_leave_waits_for_what_is_in_flight(state: State) -
     assert state.names == ["b"]
 
 
+async def test_a_deadline_that_was_put_off_is_waited_for(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = state.roster.join(spec("a"))
+    await state.up(worker)
+    reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.roster.leave(worker, 60.0)
+    pauses = recorded_pauses(monkeypatch)
+    await until(lambda: pauses)
+    state.roster.leave(worker, 100.0)
+    state.now = 70.0
+    pauses.clear()
+    await until(lambda: len(pauses) > 20)
+    assert not worker.pool.is_cut
+    reservation.release()
+    await state.gone("a")
+
+
+async def test_draining_is_told_once(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    worker = state.roster.join(spec("a"))
+    for draining in (False, True, True, False, False):
+        state.roster.drain(worker, draining)
+        assert worker.draining == draining
+    assert caplog.messages == ["Worker drains", "Worker drains no more"]
+
+
 async def test_the_deadline_is_kept_though_something_stays_in_flight(
-    state: State, monkeypatch: pytest.MonkeyPatch
+    state: State, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(roster, "_CUT_OFF_GRACE", 0.05)
     worker = state.roster.join(spec("a"))
     await state.up(worker)
@@ -463,6 +490,7 @@ async def test_the_deadline_is_kept_though_something_stays_in_flight(
     state.roster.leave(worker, 60.0)
     state.now = 61.0
     await state.gone("a")
+    assert [record.__dict__["fields"]["cut_off"] for record in caplog.records if "has left" in record.message] == [1]
     again = state.roster.join(spec("a"))
     await state.up(again)
     assert state.roster.in_flight(again) == 0
@@ -531,6 +559,8 @@ async def test_what_is_stated_anew_is_a_change_of_what_was_stated_before(state: 
     await state.gone("b")
     assert state.take("http://b:1,name=b", "http://c:1,name=c") == []
     assert state.names == ["mine", "c"], "what was done otherwise stays so"
+    assert state.take("http://c:1,name=c", "http://d:1,name=d") == ["b", "d"]
+    assert state.names == ["mine", "c", "d"]
 
 
 async def test_those_that_are_replaced_serve_until_the_others_were_looked_at(state: State) -> None:
@@ -657,6 +687,7 @@ async def test_who_stays_after_all_may_have_the_address_back_from_one_that_moves
     assert state.take("http://a:1,name=a", "http://b:1,name=b") == ["a", "b"]
     await until(lambda: state.fleet.workers["b"].spec.url == "http://b:1")
     assert {name: worker.draining for name, worker in state.fleet.workers.items()} == {"a": False, "b": False}
+    assert not state.roster._leaving
 
 
 async def test_who_could_not_join_is_tried_with_the_next_reading(state: State) -> None:
