@@ -146,9 +146,8 @@ class Roster:
     def leave(self, worker: Worker, timeout: float) -> None:
         """Drain it, and remove it when nothing is in flight there, or after `timeout` seconds, when what is left is cut
         off. A second call sets the deadline anew."""
-        if not self._is_committed(worker):
-            self.drain(worker, True)
-            self._leave(worker, timeout, None)
+        self.drain(worker, True)
+        self._leave(worker, timeout, None)
 
     def _leave(self, worker: Worker, timeout: float, after: asyncio.Task[None] | None) -> None:
         """It drains when `after` is done."""
