@@ -99,6 +99,12 @@ def test_pairs_are_of_each_new_token_with_all_before_it() -> None:
     assert Prefill(0, 10).pairs == 0
 
 
+def test_the_others_of_a_batch_take_as_long_as_so_many_of_the_first() -> None:
+    model = learning()
+    assert model.others_share(3 * 2_000, 2_000) == pytest.approx(3 * model.prefill_share(Prefill(2_000, 2_000)))
+    assert model.others_share(0, 2_000) == 0.0
+
+
 @repeatable
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=5), st.integers(5000, 9000))
 def test_many_works_at_once_are_each_as_alone(new: list[int], prompt: int) -> None:
@@ -219,9 +225,11 @@ def test_a_forgotten_ranks_place_tells_nothing_of_who_gets_it() -> None:
         model.observe_steps(A, 10, 1.0, 5.0)
     model.fold_steps(A, 1, 100, 5.0)
     assert factor(model, 5.0) > 2
+    model.observe_prefill(A, PROMPTS[1], takes(PROMPTS[1]), 5.0)
     model.forget(A)
     model.forget(A)
     model.watch(B)
+    assert factor(model, 5.0, B) == factor(model, 5.0, STRANGER), "at once"
     assert factor(model, 6.0, B) == 1.0
     assert factor(model, 6.0, A) == 1.0
     one = np.ones(1, np.int64)
@@ -233,10 +241,11 @@ def test_a_forgotten_ranks_place_tells_nothing_of_who_gets_it() -> None:
 def test_of_strangers_nothing_is_learned() -> None:
     model = learning([A])
     before = model.prefill_work(PROMPTS[1])
-    for _ in range(100):
-        model.observe_prefill(STRANGER, PROMPTS[1], 9.0, 5.0)
-        assert not model.observe_steps(STRANGER, 9, 9.0, 9.0)
-        model.fold_steps(STRANGER, 1, 1, 5.0)
+    for now in range(100):
+        model.observe_prefill(STRANGER, PROMPTS[1], 9.0, now)
+        assert not model.observe_steps(STRANGER, 9, 9.0, now)
+        model.fold_steps(STRANGER, 1, 1, now)
+    assert model.seconds_on(STRANGER, 9.0) == 0.0
     assert model.prefill_work(PROMPTS[1]) == before
     assert factor(model, 5.0, STRANGER) == 1.0
 
@@ -304,8 +313,8 @@ def test_what_is_far_from_usual_is_believed_and_what_is_near_is_not(seen: float,
     assert believed(1 / seen) == pytest.approx(1 / taken, rel=0.01)
 
 
-def step_time(requests: int, tokens: int) -> float:
-    return STEP_TRUTH[0] + STEP_TRUTH[1] * requests + STEP_TRUTH[2] * tokens
+def step_time(requests: int, tokens: int, truth: tuple[float, float, float] = STEP_TRUTH) -> float:
+    return truth[0] + truth[1] * requests + truth[2] * tokens
 
 
 def run_steps(model: LatencyModel, slowness: dict[WorkerRank, float]) -> float:
@@ -346,6 +355,14 @@ def test_steps_of_a_quarter_second_make_one_sample() -> None:
     assert model.observe_steps(A, 1, 0.02, 10.25)
     model.fold_steps(A, 1, 100, 10.25)
     assert not model.observe_steps(A, 1, 0.02, 10.3)
+
+
+def test_single_steps_that_take_what_was_expected_change_nothing() -> None:
+    model, expected = learning(), step_time(20, 60_000, STEP_PRIOR)
+    for now in range(100):
+        model.observe_steps(A, 1, expected, now)
+        model.fold_steps(A, 20, 60_000, now)
+    assert between_tokens(model, 20, 60_000, 100.0) == pytest.approx(expected)
 
 
 def test_residence_follows_slowly() -> None:
