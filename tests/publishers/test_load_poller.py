@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from engines.description import EngineDescription
-from publishers.load_poller import LoadCounts, LoadPoller
+from publishers.load_poller import MOST_SILENT, LoadCounts, LoadPoller
 from tests.fakes.http_engine import HttpEngine, running
 
 GONE = 503, b""
@@ -76,3 +76,23 @@ async def test_one_that_answers_late_is_polled_each_interval(monkeypatch: pytest
         engine.answers["/metrics"] = late
         assert await polls_at(4, engine, monkeypatch) == [0, 1, 2, 3]
         over.set()
+
+
+LOAD = 200, b'vllm:num_requests_running{engine="0"} 3.0\n'
+
+
+@pytest.mark.parametrize("told", [LOAD, GONE])
+async def test_one_that_tells_its_load_or_is_gone_is_not_taken_for_another(
+    told: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("publishers.load_poller.MOST_SILENT", 3)
+    async with running(HttpEngine({"/metrics": told})) as engine:
+        assert len(await polls_at(40, engine, monkeypatch)) > 6
+
+
+async def test_one_that_tells_no_load_may_be_another_after_a_while() -> None:
+    counts = LoadCounts()
+    async with running(HttpEngine({"/metrics": (200, b"")})) as engine, aiohttp.ClientSession() as session:
+        poller = LoadPoller(engine.url, EngineDescription("vllm"), session, lambda _: None, 0.001, counts)
+        await poller.until_back()
+        assert (counts.polls, counts.failures) == (MOST_SILENT, MOST_SILENT)

@@ -327,6 +327,45 @@ async def test_no_known_event_source_is_said_by_who_asked_the_engine(
     assert ("--events tcp://HOST:PORT" in caplog.text) is not described
 
 
+async def test_an_engine_that_others_have_described_is_not_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("publishers.load_poller.MOST_SILENT", 3)
+    receiver = Receiver()
+    await receiver.start()
+    async with running(HttpEngine({"/v1/models": models("m"), "/metrics": (200, b"")})) as engine:
+        publisher = EnginePublisher(
+            worker_id="w",
+            url=engine.url,
+            plane=receiver.plane,
+            description=EngineDescription("vllm"),
+            load_interval=0.001,
+        )
+        await publisher.start()
+        await until(lambda: publisher.load.polls > 8)
+        await publisher.close()
+    assert {path for path, _ in engine.asked} == {"/metrics"}
+
+
+async def test_an_engine_that_is_known_to_be_there_is_polled_soon() -> None:
+    receiver = Receiver()
+    await receiver.start()
+    publisher = EnginePublisher(
+        worker_id="w",
+        url=NOWHERE,
+        plane=receiver.plane,
+        description=EngineDescription("vllm"),
+        load_interval=0.001,
+    )
+    publisher.look_again()
+    await publisher.start()
+    await until(lambda: publisher._poller and publisher._poller._left > 100)
+    polls = publisher.load.polls
+    publisher.look_again()
+    assert publisher._poller
+    assert publisher._poller._left == 0
+    await until(lambda: publisher.load.polls > polls)
+    await publisher.close()
+
+
 async def test_an_engine_that_wants_a_key_is_not_said_to_have_no_events(caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver()
     await receiver.start()
@@ -852,10 +891,11 @@ async def test_after_a_failure_that_nobody_foresaw_it_begins_anew(caplog: pytest
     assert [bool(trace) for trace in told] == [True] + [False] * (len(told) - 1)
 
 
-async def test_what_nobody_follows_after_a_failure_is_not_taken_for_exact() -> None:
+async def test_what_nobody_follows_after_a_failure_is_not_taken_for_exact(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine() as engine, failing(engine, restart_delay=1000) as (plane, _, indexer):
         plane.failures = 1
         await until(lambda: indexer.view(RANK) is View.RECOVERING)
+    assert FAILED in caplog.messages
 
 
 async def test_what_an_engine_held_that_came_back_without_events_is_not_taken_for_known(
