@@ -344,6 +344,30 @@ async def test_only_what_nobody_expects_is_an_error(
     assert bool([record for record in caplog.records if record.exc_info]) == isinstance(error, RuntimeError)
 
 
+async def test_a_plane_that_is_closed_tells_of_no_loss(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    await plane.close()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_what_waits_for_no_reply_is_no_request(nats_server: NatsServer) -> None:
+    plane, asked = NatsPlane([nats_server.url]), list[bytes]()
+
+    def answer(payload: bytes) -> list[bytes]:
+        asked.append(payload)
+        return [payload]
+
+    await plane.start()
+    await plane.serve("echo", answer)
+    plane.publish("echo", b"to nobody")
+    assert await collect(plane.request("echo", b"x")) == [b"x"]
+    assert asked == [b"x"]
+    await plane.close()
+
+
 async def test_credentials_stay_out_of_what_is_shown() -> None:
     plane = NatsPlane(["nats://user:secret@127.0.0.1:1"])
     assert repr(plane) == "NatsPlane(nats://127.0.0.1:1, away)"
