@@ -333,6 +333,17 @@ async def test_that_messages_come_too_fast_is_told_once(
     assert caplog.text.count("Messages came too fast") == 1
 
 
+async def test_what_is_not_permitted_for_each_of_many_subjects_fills_no_log(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    for number in range(1000):
+        await plane._on_error(nats.errors.Error(f"nats: permissions violation for subscription to w{number}"))
+    await plane.close()
+    assert 1 < caplog.text.count("does not permit our user") < 100
+
+
 @pytest.mark.parametrize("error", [ConnectionResetError("lost"), nats.errors.UnexpectedEOF(), RuntimeError("theirs")])
 async def test_only_what_nobody_expects_is_an_error(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture, error: Exception
