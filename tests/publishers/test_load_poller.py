@@ -96,3 +96,16 @@ async def test_one_that_tells_no_load_may_be_another_after_a_while() -> None:
         poller = LoadPoller(engine.url, EngineDescription("vllm"), session, lambda _: None, 0.001, counts)
         await poller.until_back()
         assert (counts.polls, counts.failures) == (MOST_SILENT, MOST_SILENT)
+
+
+async def test_one_that_tells_its_load_after_it_did_not_may_be_another() -> None:
+    async with running(HttpEngine({"/metrics": (200, b"")})) as engine, aiohttp.ClientSession() as session:
+
+        def on_load(_: object) -> None:
+            if poller.counts.polls == 3:
+                engine.answers["/metrics"] = LOAD
+
+        poller = LoadPoller(engine.url, EngineDescription("vllm"), session, on_load, 0.001)
+        async with asyncio.timeout(30):
+            await poller.until_back()
+        assert (poller.counts.polls, poller.counts.failures) == (4, 3)

@@ -354,6 +354,7 @@ def test_steps_of_a_quarter_second_make_one_sample() -> None:
     assert not model.observe_steps(A, 1, 0.02, 10.2)
     assert model.observe_steps(A, 1, 0.02, 10.25)
     model.fold_steps(A, 1, 100, 10.25)
+    model.fold_steps(A, 1, 100, 10.25)  # nothing was seen since
     assert not model.observe_steps(A, 1, 0.02, 10.3)
 
 

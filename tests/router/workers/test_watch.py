@@ -362,6 +362,20 @@ async def test_its_bootstrap_server_may_be_late_twice(late: int, known: bool) ->
         assert session.can_hand_over[-1]
 
 
+async def test_of_one_that_was_down_no_engine_ids_are_believed_until_it_tells_them_anew() -> None:
+    """It may have restarted, and its bootstrap server may be late."""
+    session = ScriptedSession([WELL], {**DETAILS, "/query": (200, b'{"0":{"engine_id":"e"}}')})
+    url = "http://w:80,role=prefill,connector=mooncake"
+    async with watching(url, cast("aiohttp.ClientSession", session)) as watched:
+        await until(lambda: watched.worker.up)
+        session.script = [REFUSED]
+        await until(lambda: not watched.worker.up)
+        session.late["/query"] = session.asked["/query"] + 1
+        session.watched, session.script = watched, [WELL]
+        await until(lambda: watched.worker.up and watched.worker.engine_ids)
+    assert not all(session.can_hand_over)
+
+
 @pytest.mark.parametrize("stated", ["role=prefill,connector=nixl", "role=decode,connector=mooncake"])
 async def test_only_those_that_prefill_by_mooncake_are_asked_for_their_engine_ids(stated: str) -> None:
     session = ScriptedSession([WELL])
