@@ -563,13 +563,17 @@ async def test_what_is_stated_anew_is_a_change_of_what_was_stated_before(state: 
     assert state.names == ["mine", "c", "d"]
 
 
-async def test_those_that_are_replaced_serve_until_the_others_were_looked_at(state: State) -> None:
+async def test_those_that_are_replaced_serve_until_the_others_were_looked_at(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "_POLL", 0.0)
+    monkeypatch.setattr(roster, "_MOST_POLLS", 10**9)
     state.take("http://a:1,name=a", "http://b:1,name=b")
     a, b = state.fleet.workers.values()
     for worker in (a, b):
         await state.up(worker)
     state.take("http://c:1,name=c", "http://a:1,name=d")
-    for _ in range(5):
+    for _ in range(50):
         await asyncio.sleep(0)
     assert (a.state, b.state) == ("up", "up")
     assert len(state.fleet.candidates("m")) == 2
@@ -622,6 +626,15 @@ async def test_roles_count_at_once_and_the_rest_from_the_next_look(state: State)
     assert len(state.watches) == 2, "they are the same workers"
 
 
+async def test_who_is_drained_by_hand_stays_so_whatever_is_stated_anew(state: State) -> None:
+    state.take("http://a:1,name=a")
+    worker = state.fleet.workers["a"]
+    await state.up(worker)
+    state.roster.drain(worker, True)
+    state.take("http://a:1,name=a,role=decode")
+    assert (worker.state, worker.role) == ("draining", "decode")
+
+
 async def test_another_address_under_a_name_waits_for_the_first_to_leave(state: State) -> None:
     state.take("http://a:1,name=a")
     worker = state.fleet.workers["a"]
@@ -647,6 +660,19 @@ async def test_who_is_stated_again_before_it_has_left_stays(state: State) -> Non
     state.take("http://other:1,name=a", "http://b:1,name=b")
     state.take("http://b:1,name=b")
     assert state.roster._successors == {}
+
+
+async def test_who_is_stated_again_when_it_is_just_leaving_joins_anew(state: State) -> None:
+    state.take("http://a:1,name=a")
+    worker = state.fleet.workers["a"]
+    await state.up(worker)
+    reservation = state.scheduler.book.reserve(WorkerRank("a", 0), 10, 10)
+    state.take()
+    state.roster.leave(worker, 0.0)
+    await until(lambda: state.roster._leaving["a"].committed)
+    state.take("http://a:1,name=a")
+    reservation.release()
+    await until(lambda: state.fleet.workers.get("a", worker) is not worker)
 
 
 async def test_who_is_stated_again_leaves_where_another_has_its_address_by_now(
