@@ -563,7 +563,8 @@ async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
             await before.subscribed()
             await before.publish(stored(1))
             await until(lambda: receiver.held == ours(1))
-            polls = publisher.load.polls
+            polls, source = publisher.load.polls, publisher.sources[0]
+            assert source.connected
             behaviour["status"] = 503
             await until(lambda: publisher.load.failures)
             ranks[:] = [first, second]
@@ -576,6 +577,7 @@ async def test_an_engine_that_comes_back_elsewhere_is_followed_there() -> None:
             await until(lambda: receiver.reports[-1].dp_rank == 1)
             assert publisher.ranks.keys() == {0, 1}
             assert publisher.load.polls > polls
+            assert not source.connected, "nobody follows what is there no more"
             await publisher.close()
 
 
