@@ -397,6 +397,34 @@ async def test_what_is_subscribed_while_a_connection_is_given_up_comes_over_the_
     await plane.close()
 
 
+async def test_what_is_no_longer_subscribed_does_not_come_over_the_next_connection(nats_server: NatsServer) -> None:
+    plane, gone, received = NatsPlane([nats_server.url]), Count(), Count()
+    await plane.start()
+    unsubscribe = await plane.subscribe("events", gone)
+    await plane.subscribe("events", received)
+    await unsubscribe()
+    assert plane._client is not None
+    await plane._client.close()
+    await until(lambda: plane.connected)
+    plane.publish("events", b"x")
+    await received.reached(1)
+    await plane.close()
+    assert gone.value == 0
+
+
+async def test_requests_leave_no_subscription(nats_server: NatsServer) -> None:
+    plane = NatsPlane([nats_server.url])
+    await plane.start()
+    await plane.serve("echo", lambda payload: [payload])
+    assert plane._client is not None
+    kept = []
+    for _ in range(3):
+        assert await collect(plane.request("echo", b"x")) == [b"x"]
+        kept.append(len(plane._client._subs))
+    assert kept == kept[:1] * 3
+    await plane.close()
+
+
 async def test_closing_can_be_cancelled(nats_server: NatsServer) -> None:
     plane = NatsPlane([nats_server.url])
     await plane.start()
