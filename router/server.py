@@ -96,8 +96,9 @@ class Server:
 
     def serve(self, request: Request, connection: Connection) -> Exchange | None:
         """Implements `front.Serve`."""
-        if self._origins and (answer := self._origins.preflight(request.head.method, request.head.headers)):
-            connection.respond(answer)
+        head = request.head
+        if self._origins and self._origins.is_preflight(head.method, head.headers):
+            connection.respond(self._origins.preflight(head.headers))
             return None
         if request.body.startswith(BOM_UTF8) and content_kind(request.head.headers) != "other":
             request = request._replace(body=request.body.removeprefix(BOM_UTF8))  # engines take it, as RFC 8259 allows

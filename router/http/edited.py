@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.http.chunked import decode_chunks, split_chunks
-from router.http.relay import HELD, Events, chunk
+from router.http.chunked import split_chunks
+from router.http.relay import HELD, Events, Whole, chunk
 from router.http.upstream import Head
 
 Edit = Callable[[bytes], bytes]
@@ -35,25 +35,15 @@ class EditedEvents(Events):
         return chunk(self._edit(joined)) + last if self._word in joined else chunks
 
 
-class EditedBody:
+class EditedBody(Whole):
     """A body that is not a stream: sent when it is complete."""
 
-    until_close = False
-    clean = False
-    framing = b""
-
     def __init__(self, head: Head, edit: Edit) -> None:
-        self._chunked = head.framing == "chunked"
+        super().__init__(head)
         self._edit = edit
-        self._pieces: list[bytes] = []
-
-    def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
-        self._pieces.append(data)
-        return b""
 
     def end(self) -> bytes:
-        body = b"".join(self._pieces)
-        body = self._edit(decode_chunks(body) if self._chunked else body)
+        body = self._edit(self._all())
         self.framing = b"content-length: %d\r\n" % len(body)
         return body
 

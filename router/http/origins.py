@@ -29,12 +29,13 @@ class Origins:
         """`response`, to a request with these headers, so that an allowed page can read it."""
         return response._replace(headers=(*response.headers, *self._told(headers)))
 
-    def preflight(self, method: bytes, headers: Headers) -> Response | None:
-        """What answers, with its `answer_lines`, the question that a browser asks before an allowed page's request;
-        None for any other request."""
+    def is_preflight(self, method: bytes, headers: Headers) -> bool:
+        """Whether a request is the question that a browser asks before one of an allowed page's."""
         asks = method == b"OPTIONS" and first(headers, b"access-control-request-method") is not None
-        if not asks or not self._told(headers):
-            return None
+        return asks and bool(self._told(headers))
+
+    def preflight(self, headers: Headers) -> Response:
+        """What answers it, with its `answer_lines`."""
         asked = first(headers, b"access-control-request-headers")
         may = ((b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _KEPT))
         named = ((b"access-control-allow-headers", asked),) if asked else ()

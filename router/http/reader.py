@@ -254,7 +254,7 @@ class RequestReader:
 
     @property
     def _is_preflight(self) -> bool:
-        if self._origins is None or self._origins.preflight(self._parser.get_method(), self._headers) is None:
+        if self._origins is None or not self._origins.is_preflight(self._parser.get_method(), self._headers):
             return False
         return not {name for name, _ in self._headers} & {b"content-length", b"transfer-encoding"}
 

@@ -156,25 +156,35 @@ class Rechunked:
         return chunk(_like(event, self._named)) + LAST_CHUNK if whole else None
 
 
-class AsEvent:
-    """A body that is not a stream, as the last event of a stream that was begun before it came."""
+class Whole:
+    """A body that is not a stream, kept until it is complete; what is sent then is told by the classes derived."""
 
     framing = b""
     until_close = False
     clean = False
 
-    def __init__(self, chunked: bool, event_of: Callable[[bytes], bytes]) -> None:
-        self._chunked = chunked
-        self._event_of = event_of
+    def __init__(self, head: Head) -> None:
+        self._chunked = head.framing == "chunked"
         self._pieces: list[bytes] = []
 
     def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
         self._pieces.append(data)
         return b""
 
-    def end(self) -> bytes:
+    def _all(self) -> bytes:
         body = b"".join(self._pieces)
-        return chunk(self._event_of(decode_chunks(body) if self._chunked else body)) + LAST_CHUNK
+        return decode_chunks(body) if self._chunked else body
+
+
+class AsEvent(Whole):
+    """A body that is not a stream, as the last event of a stream that was begun before it came."""
+
+    def __init__(self, head: Head, event_of: Callable[[bytes], bytes]) -> None:
+        super().__init__(head)
+        self._event_of = event_of
+
+    def end(self) -> bytes:
+        return chunk(self._event_of(self._all())) + LAST_CHUNK
 
     def broken(self, event: bytes) -> bytes | None:
         return chunk(event) + LAST_CHUNK

@@ -142,19 +142,17 @@ class Attempt:
         self.relay = self._relay_for(head)
 
     def _relay_for(self, head: Head) -> Relay:
-        migration, split = self._exchange.migration, self._exchange.split
-        http_1_0 = self._exchange.request.head.http_1_0
-        if self._exchange.opened and not head.events:
-            return AsEvent(
-                head.framing == "chunked", partial(as_event, head.status, path=self._exchange.request.head.path)
-            )
-        if self._exchange.opened and head.framing != "chunked":  # the client was told of chunks
+        exchange = self._exchange
+        migration, split, asked = exchange.migration, exchange.split, exchange.request.head
+        if exchange.opened and not head.events:  # the client was told of events
+            return AsEvent(head, partial(as_event, head.status, path=asked.path))
+        if exchange.opened and head.framing != "chunked":  # and of chunks
             return Rechunked(events=True)
         if split:
             self._opening = Opening() if head.events and head.framing == "chunked" else None
-            return split.relay(head, http_1_0)
+            return split.relay(head, asked.http_1_0)
         recorded = migration.relay(head) if migration else None
-        return recorded or relay_for(head, http_1_0)
+        return recorded or relay_for(head, asked.http_1_0)
 
     def on_body(self, data: bytes, boundary: int) -> None:
         sending, head, relay, exchange = self._sending, self._head, self.relay, self._exchange
