@@ -149,6 +149,13 @@ def test_a_switch_has_two_flags() -> None:
             {"ROUTER_EVENT_HOST": "a 10.0.0.7:5557"},
             "ROUTER_EVENT_HOST: '10.0.0.7:5557' is no host's name or address",
         ),
+        (
+            ["--allowed-origin", "chat.example.com"],
+            {},
+            "--allowed-origin: 'chat.example.com' is no origin; give one as",
+        ),
+        (["--allowed-origin", "https://a/"], {}, "--allowed-origin: 'https://a/' is no origin"),
+        ([], {"ROUTER_ALLOWED_ORIGIN": "* https://A"}, "ROUTER_ALLOWED_ORIGIN: 'https://A' is no origin"),
         ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
         # A byte that is no UTF-8, as Python shows one of a command line or a variable:
         (["--port", "\udcff"], {}, "--port takes a whole number from 0 to 65535, not '\\udcff'."),
