@@ -21,7 +21,7 @@ from publishers.streams import say
 from router.admin.access import by_keys
 from router.admin.surface import AdminSurface
 from router.arms import follows_events, make_arms, reads_engine_events, reads_prompts
-from router.cli import Source
+from router.cli import Source, version
 from router.context import RouterContext
 from router.draining import Draining
 from router.events.index_audit import IndexAudit
@@ -67,6 +67,7 @@ from router.store.keeper import StoreKeeper, handed_over, warm
 from router.store.mooncake_client import MooncakeClient
 from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
+from router.tracing.setup import make_telemetry
 from router.warm_up import warm_up
 from router.workers.breaker import Breaker
 from router.workers.fleet import Fleet
@@ -143,6 +144,7 @@ class App:
         self._register_metrics()
         self._sockets = Sockets(member, self._metrics.page) if member else None
         self._heartbeat = shared.heartbeat if shared else None
+        self._telemetry = make_telemetry(settings.otlp_traces_endpoint, version())
         self._is_first = member is None or member.number == 0
         self._tasks: list[asyncio.Task[None]] = []
         self._reloads: set[asyncio.Task[None]] = set()
@@ -355,6 +357,7 @@ class App:
             responses=self._responses,
             commented=settings.sse_keep_alive is not None,
             origins=self._security.origins,
+            tracing=self._telemetry,
         )
 
     def _look_after_store(self, store: SharedStore, spec: StoreSpec) -> None:
@@ -429,6 +432,8 @@ class App:
         await self._plane.close()
         if self._session:
             await self._session.close()
+        if self._telemetry:
+            await self._telemetry.close()
 
 
 def _limits(settings: Settings) -> Limits:

@@ -8,6 +8,7 @@ from router.security.security import check_security
 from router.settings import Settings, SettingsError
 from router.store.mooncake_client import is_installed
 from router.tokens import find_tokenizer
+from router.tracing.setup import check_tracing
 
 
 def check(settings: Settings) -> None:
@@ -18,6 +19,7 @@ def check(settings: Settings) -> None:
     make_arms(settings)
     check_mode(settings)
     check_security(settings)
+    check_tracing(settings.otlp_traces_endpoint)
 
 
 def _check_tokenizer(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from router.http.messages import ARM, CAME_BACK, Response, header_lines
 from router.migration.migrating import Migration
 from router.openai.errors import error_response
 from router.proxy.failures import Failure
-from router.proxy.legs import Leg, Pair
+from router.proxy.legs import Leg, Pair, Part
 from router.proxy.outcome import Outcome
 from router.refusals import no_worker, over_length, pinned_worker_cannot, too_busy
 from router.routing_log import log_decision, log_failure
@@ -31,6 +31,7 @@ from router.scheduling.decision import Decision
 from router.scheduling.others import Others
 from router.scheduling.waiting import AnyRefusal
 from router.split.bodies import SplitBodies
+from router.tracing.spans import Spans
 from router.worker_failures import note_failure
 from router.workers.worker import Worker
 
@@ -83,7 +84,6 @@ class RequestRouting:
 
     def __init__(self, context: RouterContext, model: str | None, options: RoutingOptions = RoutingOptions()) -> None:  # noqa: B008 -- immutable
         self._context = context
-        self._model = model
         self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
         self._engine = options.engine
@@ -126,6 +126,10 @@ class RequestRouting:
         self._arm = options.arm
         self._ended = options.ended
         self.policy = options.arm.policy if options.arm else None
+        self.model = model
+        """To choose workers by."""
+        self.spans: Spans | None = None
+        """Set while it is traced."""
 
     def pin(self, worker: Worker) -> None:
         """Let `worker` alone serve the request, which was not routed yet."""
@@ -201,6 +205,9 @@ class RequestRouting:
         if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         lines = _rank_lines(worker, decision.rank)
+        if self.spans:
+            part: Part = "whole" if decision.split is None else "prefill"
+            lines += self.spans.begin_leg(part, decision.rank, decision.overlap_tokens)
         leg = Leg(worker, decision, booking, lines, told, self._with_rank(worker, decision.rank, self._body))
         return leg if self._migration is None else self._migration.leg(leg)
 
@@ -236,6 +243,8 @@ class RequestRouting:
     def prefilled(self, prefill: Leg, answer: Prefilled) -> None:
         self._prefilled = prefill
         self._bodies.learn(prefill.worker, answer)
+        if self.spans:
+            self.spans.end_leg("prefill")
         if not prefill.worker.breaker.quiet:
             self.answered(prefill)
 
@@ -264,6 +273,8 @@ class RequestRouting:
         self._predict(onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         lines, body = _rank_lines(worker, onward.rank), self._with_rank(worker, onward.rank, written)
+        if self.spans:
+            lines += self.spans.begin_leg("decode", onward.rank, onward.overlap_tokens)
         # Booked last: after a fault before this there is nothing to give back.
         tokens, others = self.prompt.tokens, self.prompt.others
         booking = context.scheduler.reserve_decode(decision.rank, onward, tokens, now, self.streamed, others)
@@ -276,7 +287,7 @@ class RequestRouting:
         decision, others = prefill.decision, exclude - {prefill.worker.id}
         split = self._candidates(others).split
         if split is None or decision.rank not in split.prefills.ranks:
-            split = self._context.fleet.split_of(prefill.worker, self._model, others | self._unfit())
+            split = self._context.fleet.split_of(prefill.worker, self.model, others | self._unfit())
         if split is None or decision.rank not in split.prefills.ranks:
             return None
         split = self._context.queue.room.decodes(split, self._context.clock())
@@ -304,7 +315,7 @@ class RequestRouting:
         if self._pinned:
             return self._pinned.state == "down"
         alone = self._bodies.refusal is not None
-        return self._context.fleet.may_come_back(self._model, self._unfit(), alone)
+        return self._context.fleet.may_come_back(self.model, self._unfit(), alone)
 
     # -- outage.Waiting
 
@@ -317,7 +328,7 @@ class RequestRouting:
         return True
 
     def give_up(self) -> None:
-        fleet, model = self._context.fleet, self._model
+        fleet, model = self._context.fleet, self.model
         if self._pinned:
             self._routed(pinned_worker_cannot(self._pinned, model))
         else:
@@ -381,6 +392,8 @@ class RequestRouting:
 
     def failed(self, leg: Leg, failure: Failure, retried: bool) -> None:
         context = self._context
+        if self.spans:
+            self.spans.end_leg(leg.part, failure.reason)
         note_failure(context.fleet, leg, failure, context.clock())
         # A worker that has computed the prompt holds it, even if the failure is that nobody is left to decode.
         if failure.harmless and leg is not self._prefilled:
@@ -411,6 +424,8 @@ class RequestRouting:
         if self._ended:
             self._ended()
         try:
+            if self.spans:
+                self.spans.end(outcome)
             self._count(_with_implied_zero(outcome))
         except Exception:  # whatever it is, the client gets its answer, or the end of it, and its next one
             logger.exception("A request could not be counted")
@@ -431,12 +446,12 @@ class RequestRouting:
     def _candidates(self, exclude: frozenset[str]) -> Candidates:
         fleet = self._context.fleet
         if self._pinned is not None:
-            return fleet.candidates_of(self._pinned, self._model, exclude)
+            return fleet.candidates_of(self._pinned, self.model, exclude)
         unfit = self._unfit()
-        found = fleet.candidates(self._model, exclude, unfit)
+        found = fleet.candidates(self.model, exclude, unfit)
         if found.split is None or self._bodies.can(found.split, self._tokens_left()):
             return found
-        return fleet.candidates_alone(self._model, exclude, unfit)
+        return fleet.candidates_alone(self.model, exclude, unfit)
 
     def _unfit(self) -> frozenset[str]:
         """Workers that cannot take it. Looked up each time: while the request waits, workers come, and others tell
@@ -448,7 +463,7 @@ class RequestRouting:
     def _tokens_left(self) -> int | None:
         """Tokens that the prompt leaves of the longest context of any worker; None if that is not known."""
         fleet, prompt = self._context.fleet, self.prompt
-        base = fleet.base_model(self._model)
+        base = fleet.base_model(self.model)
         if base is None or prompt.hashes is None or prompt.guessed:
             return None
         most = fleet.context_lengths(base.id).most

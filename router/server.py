@@ -43,6 +43,7 @@ from router.routing import RequestRouting, RoutingOptions
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
 from router.store.shared_store import SharedStore
+from router.tracing.spans import Tracing
 from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Server:
         responses: KeptResponses,
         commented: bool = False,
         origins: Origins | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`direct`: each request names its worker. `guard`: if requests need an API key. `tenant_header`: the header,
         in lower case, that names a request's tenant if no key does. `commented`: see `Exchange`. `origins`: see
@@ -91,6 +93,7 @@ class Server:
         self._responses = responses
         self._commented = commented
         self._origins = origins
+        self._tracing = tracing
         self.under_way: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -238,6 +241,8 @@ class Server:
         migration: Migration | None = None,
         on_first_bytes: Callable[[Worker, bytes], None] | None = None,
     ) -> Exchange:
+        if self._tracing:
+            routing.spans = self._tracing.begin(request.head, routing.model, routing.request_id)
         if tenant is not None:
             tenant.begin()
         context = self._context

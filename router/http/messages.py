@@ -21,12 +21,14 @@ VIA = b"x-router-via"
 """One line with the id of each router that a request has passed."""
 CAME_BACK = 508
 """The status of an answer to a request that has come back to a router that it had passed."""
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+"""W3C Trace Context: the client's span that a request is a part of, and what tracing systems add."""
 AUTHORIZATION = b"authorization"
 API_KEY = b"x-api-key"
 REQUEST_HEADERS = frozenset(
     (
         *(b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent"),
-        *(b"traceparent", b"tracestate", b"baggage"),  # W3C Trace Context and Baggage, which vLLM reads
+        *(TRACEPARENT, TRACESTATE, b"baggage"),  # and W3C Baggage, all of which vLLM reads
         *(b"openai-organization", b"openai-project", b"openai-beta", b"anthropic-version", b"anthropic-beta"),
     )
 )

@@ -13,7 +13,17 @@ from publishers.connect import make_plane
 from publishers.credentials import NatsFiles, warn_of_readable
 from publishers.pipes import refuse_pipes
 from publishers.plane import EventPlane
-from router.http.messages import API_KEY, AUTHORIZATION, REQUEST_HEADERS, RESPONSE_HEADERS, VIA, Passing, header_lines
+from router.http.messages import (
+    API_KEY,
+    AUTHORIZATION,
+    REQUEST_HEADERS,
+    RESPONSE_HEADERS,
+    TRACEPARENT,
+    TRACESTATE,
+    VIA,
+    Passing,
+    header_lines,
+)
 from router.http.origins import Origins
 from router.security.guard import Denied, Guard
 from router.security.keys import Keys, read_keys
@@ -52,6 +62,8 @@ class Security:
                 "--pass-header x-api-key: with --api-keys it holds clients' keys, which end at the router."
             )
         names = REQUEST_HEADERS | {VIA} | {name.encode() for name in self._settings.pass_header}
+        if self._settings.otlp_traces_endpoint:  # workers get the router's span instead
+            names -= {TRACEPARENT, TRACESTATE}
         router_id = secrets.token_hex(8).encode()
         via = header_lines([(VIA, router_id)])
         if self.workers.key is not None:

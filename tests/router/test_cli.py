@@ -156,6 +156,12 @@ def test_a_switch_has_two_flags() -> None:
         ),
         (["--allowed-origin", "https://a/"], {}, "--allowed-origin: 'https://a/' is no origin"),
         ([], {"ROUTER_ALLOWED_ORIGIN": "* https://A"}, "ROUTER_ALLOWED_ORIGIN: 'https://A' is no origin"),
+        (["--otlp-traces-endpoint", "localhost:4317"], {}, "--otlp-traces-endpoint: 'localhost:4317' is no URL; give"),
+        (
+            ["--otlp-traces-endpoint", "http://otel:4318/"],
+            {},
+            "--otlp-traces-endpoint: 'http://otel:4318/' has no path; collectors take spans at http://otel:4318/v1/traces.",
+        ),
         ([], {"ROUTER_PORT": "x"}, "ROUTER_PORT takes a whole number from 0 to 65535, not 'x'."),
         # A byte that is no UTF-8, as Python shows one of a command line or a variable:
         (["--port", "\udcff"], {}, "--port takes a whole number from 0 to 65535, not '\\udcff'."),

@@ -17,6 +17,7 @@ from router.proxy.exchange import Exchange
 from router.split import prefill_leg
 from router.workers.breaker import FAILURES
 from router.workers.spec import parse_worker
+from tests.fakes.collector import Collector, attributes
 from tests.fakes.raw_client import Answered, post
 from tests.fakes.scripted_worker import (
     Dialogue,
@@ -896,3 +897,17 @@ async def test_a_whole_fleet_is_started_without_a_word(
 ) -> None:
     async with router_of("nixl", p, d):
         assert "A worker gets nothing to do" not in caplog.messages
+
+
+async def test_each_part_has_a_span(p: ScriptedWorker, d: ScriptedWorker) -> None:
+    async with Collector() as collector:
+        async with router_of("nixl", p, d, otlp_traces_endpoint=collector.url) as router:
+            assert (await ask(router)).status == 200
+        parts = {span.name: span for span in collector.spans}
+    prefill, decode = parts["prefill worker"], parts["decode worker"]
+    assert prefill.parent_span_id == decode.parent_span_id == parts["POST /v1/completions"].span_id
+    assert prefill.end_time_unix_nano <= decode.start_time_unix_nano
+    for worker, span in ((p, prefill), (d, decode)):
+        assert attributes(span.attributes)["router.worker"] == worker.name
+        (told,) = worker.requests[0].values(b"traceparent")
+        assert told.decode().split("-")[2] == span.span_id.hex()
