@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 from router.scheduling.limits import Limits
@@ -11,6 +12,9 @@ class Waiting(Protocol):
     @property
     def arrived(self) -> float:
         """When it came, in seconds on a steady clock."""
+
+    @property
+    def tenant(self) -> str: ...
 
     def try_again(self) -> bool:
         """Route it, if a worker is up that can take it; returns whether one is."""
@@ -29,6 +33,8 @@ class Outage:
         self._limits = limits
         self._held: dict[Waiting, None] = {}
         """In the order in which they came here."""
+        self._tenants: Counter[str] = Counter()
+        """How many requests each tenant has among them."""
 
     @property
     def held(self) -> int:
@@ -37,15 +43,40 @@ class Outage:
 
     def takes(self, waiting: Waiting, now: float) -> bool:
         """Whether it may be held."""
-        most = self._limits.max_queue
-        return now - waiting.arrived < self._patience and (most is None or len(self._held) < most)
+        return now - waiting.arrived < self._patience and (self._has_room or self._displaced_by(waiting) is not None)
 
     def hold(self, waiting: Waiting) -> None:
+        displaced = None if self._has_room else self._displaced_by(waiting)
+        if displaced:
+            self.withdraw(displaced)
+            displaced.give_up()
+        self._keep(waiting)
+
+    def _keep(self, waiting: Waiting) -> None:
         self._held[waiting] = None
+        self._tenants[waiting.tenant] += 1
+
+    @property
+    def _has_room(self) -> bool:
+        most = self._limits.max_queue
+        return most is None or len(self._held) < most
+
+    def _displaced_by(self, waiting: Waiting) -> Waiting | None:
+        """The last request of the tenant with the most, if that of `waiting` would have fewer even with it, as when the
+        queue is full. None: there is none."""
+        tenant, most = max(self._tenants.items(), key=lambda item: item[1], default=("", 0))
+        if most <= self._tenants[waiting.tenant] + 1:
+            return None
+        return next(each for each in reversed(self._held) if each.tenant == tenant)
 
     def withdraw(self, waiting: Waiting) -> None:
         """The request is no longer to be routed."""
-        self._held.pop(waiting, None)
+        if waiting not in self._held:
+            return
+        del self._held[waiting]
+        self._tenants[waiting.tenant] -= 1
+        if not self._tenants[waiting.tenant]:
+            del self._tenants[waiting.tenant]
 
     def tick(self, now: float) -> None:
         """To be called once a second."""
@@ -56,6 +87,6 @@ class Outage:
             if waiting.try_again():
                 continue
             if now - waiting.arrived < self._patience:
-                self.hold(waiting)
+                self._keep(waiting)
             else:
                 waiting.give_up()

@@ -9,8 +9,9 @@ PATIENCE = 10.0
 
 
 class Request:
-    def __init__(self, arrived: float = 0.0) -> None:
+    def __init__(self, arrived: float = 0.0, tenant: str = "") -> None:
         self.arrived = arrived
+        self.tenant = tenant
         self.served = False
         self.ends: list[str] = []
 
@@ -65,6 +66,41 @@ def test_there_is_room_for_so_many() -> None:
     outage.withdraw(first)
     outage.withdraw(second)
     assert outage.takes(second, 0.0)
+
+
+def test_a_tenant_does_not_take_the_places_of_all_others() -> None:
+    outage = Outage(PATIENCE, Limits(3))
+    many = [Request(tenant="many") for _ in range(4)]
+    few = [Request(tenant="few") for _ in range(2)]
+    for request in many[:3]:
+        outage.hold(request)
+    assert not outage.takes(many[3], 0.0)
+    assert outage.takes(few[0], 0.0)
+    outage.hold(few[0])
+    assert [request.ends for request in many[:3]] == [[], [], ["given up"]]
+    assert outage.held == 3
+    assert not outage.takes(few[1], 0.0), "two of each would be no fairer"
+    outage.withdraw(many[0])
+    outage.withdraw(many[0])
+    assert outage.takes(many[3], 0.0)
+    outage.hold(many[3])
+    assert not outage.takes(few[1], 0.0), "and none is counted twice"
+
+
+def test_a_smaller_limit_refuses_none_of_those_held() -> None:
+    limits = Limits(4)
+    outage = Outage(PATIENCE, limits)
+    requests = [Request(tenant=tenant) for tenant in ("a", "a", "a", "b")]
+    for request in requests:
+        outage.hold(request)
+    limits.max_queue = 1
+    outage.tick(1.0)
+    assert (outage.held, [request.ends for request in requests]) == (4, [[]] * 4)
+
+
+def test_who_is_alone_takes_all_places_and_no_more() -> None:
+    outage = Outage(PATIENCE, Limits(0))
+    assert not outage.takes(Request(), 0.0)
 
 
 def test_one_may_take_another_along() -> None:

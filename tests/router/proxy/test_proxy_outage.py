@@ -238,3 +238,20 @@ async def test_a_prompt_that_is_computed_waits_for_somebody_to_decode_it() -> No
         await until(lambda: held(router) == 1)
         await d.listen()
         assert (await client.answer()).body == b"data: 1\n\ndata: [DONE]\n\n"
+
+
+async def test_a_tenant_leaves_places_to_others(a: ScriptedWorker) -> None:
+    async def ask(tenant: bytes) -> Answered:
+        async with router.client() as client:
+            return await client.ask(post("/v1/completions", b'{"prompt":"x"}', b"X-Tenant: " + tenant))
+
+    async with patient(a, tenant_header="X-Tenant", max_queue=2) as router:
+        await down(router, a)
+        many = [asyncio.ensure_future(ask(b"many")) for _ in range(2)]
+        await until(lambda: held(router) == 2)
+        few = asyncio.ensure_future(ask(b"few"))
+        done, _ = await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status for task in done] == [503]
+        assert (await ask(b"many")).status == 503
+        await a.listen()
+        assert [(await task).status for task in (*many, few) if task not in done] == [200, 200]
