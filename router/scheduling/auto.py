@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
+
 from router.scheduling.auto_costs import auto_costs
 from router.scheduling.candidates import Seconds
 from router.scheduling.copies import Copies
@@ -49,14 +51,18 @@ class Auto:
         self._copies = Copies()
 
     def cost(self, situation: Situation) -> Cost:
-        values, may_go, least, other, rent = auto_costs(
-            situation.counts,
+        counts, ranks = situation.counts, len(situation.candidates)
+        values, may_go = np.empty(ranks), np.empty(ranks, np.bool_)
+        least, other, rent = auto_costs(
+            counts,
             situation.estimates,
             situation.prompt_tokens,
             1 + self.delay(situation) + _behind(situation),
             self.load_delay(situation),
             situation.residence_seconds,
             _growth(situation),
+            values,
+            may_go,
         )
         if rent > 0.0:
             self._rent_or_buy(situation, values, least, other, rent)

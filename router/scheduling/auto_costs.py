@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from indexer.jit import inlined, kernel
+from indexer.jit import inlined, kernel, loop
 from router.scheduling.candidates import Figures, Seconds
 from router.scheduling.figures import (
     AHEAD,
@@ -91,17 +91,29 @@ def _crowd(requests: int) -> float:
 
 
 @inlined
-def _weights(estimates: Seconds, weight: float) -> Seconds:
-    """The weight of a request's own work on each rank: `weight`, and less where a rank was busy for less than the mean
-    within the last minute, as slow ones are. Its work delays fewer there."""
-    # A step's fixed cost on each rank tells how fast it is; the seconds computed are those of an average one.
-    busy = estimates[COMPUTED] * (estimates[OWN_PREFILL] - estimates[OWN_WORK])
-    weights = np.full(len(busy), weight)
-    mean = busy.mean()
-    if mean > 0.0:
-        for at in range(len(busy)):
-            weights[at] = 1.0 + (weight - 1.0) * min(1.0, busy[at] / mean)
-    return weights
+def _lately(estimates: Seconds, at: int) -> float:
+    """How much a rank was busy within the last minute. A step's fixed cost there tells how fast it is; the seconds
+    computed are those of an average one."""
+    return float(estimates[COMPUTED, at] * (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]))
+
+
+@inlined
+def _overview(estimates: Seconds, ranks: int) -> tuple[float, float, bool]:
+    """Of all ranks: how much they were busy lately, on average; the most seconds that one computed; whether all are
+    late."""
+    lately, most, all_late = 0.0, 1e-9, True
+    for at in range(ranks):
+        lately += _lately(estimates, at)
+        most = max(most, estimates[COMPUTED, at])
+        all_late = all_late and estimates[LATE, at] > 0.0
+    return lately / ranks, most, all_late
+
+
+@inlined
+def _weight_on(estimates: Seconds, at: int, mean: float, weight: float) -> float:
+    """The weight of a request's own work on a rank: `weight`, and less where the rank was busy for less than the `mean`
+    lately, as slow ones are. Its work delays fewer there."""
+    return 1.0 + (weight - 1.0) * min(1.0, _lately(estimates, at) / mean) if mean > 0.0 else weight
 
 
 @inlined
@@ -121,7 +133,8 @@ def _rent(
     estimates: Seconds,
     values: Seconds,
     may_go: npt.NDArray[np.bool_],
-    weights: Seconds,
+    mean: float,
+    weight: float,
     load_delay: float,
 ) -> tuple[int, int, float]:
     """What the request loses because a prefix has too few copies; see `copies`.
@@ -142,12 +155,14 @@ def _rent(
             other = at
         # A step's fixed cost is part of every prefill: its ratio tells how fast a rank is compared with the cheapest.
         quick = (estimates[OWN_PREFILL, at] - estimates[OWN_WORK, at]) / base if base > 0.0 else 1.0
-        best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weights[at], load_delay))
-    rent = _seconds(counts, estimates, least, base, work, weights[least], load_delay) - best
+        weighed = _weight_on(estimates, at, mean, weight)
+        best = min(best, _seconds(counts, estimates, at, quick * base, quick * work, weighed, load_delay))
+    weighed = _weight_on(estimates, least, mean, weight)
+    rent = _seconds(counts, estimates, least, base, work, weighed, load_delay) - best
     return least, other, max(0.0, rent) if other >= 0 else 0.0
 
 
-@kernel
+@loop
 def auto_costs(
     counts: Counts,
     estimates: Seconds,
@@ -156,9 +171,11 @@ def auto_costs(
     load_delay: float,
     residence: float,
     answer: float,
-) -> tuple[Seconds, npt.NDArray[np.bool_], int, int, float]:
-    """Returns the cost of each candidate, whether each is ready for the request, and the three results of `_rent`.
-    `answer`: tokens that each request is expected to go on for.
+    values: Seconds,
+    may_go: npt.NDArray[np.bool_],
+) -> tuple[int, int, float]:
+    """Into `values`: the cost of each candidate; into `may_go`: whether each is ready for the request. Returns what
+    `_rent` does. `answer`: tokens that each request is expected to go on for.
 
     A rank that has no request from this router is always ready, whatever it reports: otherwise other clients of it
     could keep this router away for ever. If the prefill under way is late on every rank (`figures.LATE`), its lateness
@@ -167,11 +184,8 @@ def auto_costs(
     within `ENOUGH` seconds, so that no slot stays empty until the router hears of it; the others wait in the router,
     where they can go elsewhere.
     """
-    ranks = counts.shape[1]
-    values, may_go = np.zeros(ranks), np.zeros(ranks, np.bool_)
-    weights = _weights(estimates, weight)
-    most, all_late = max(1e-9, estimates[COMPUTED].max()), estimates[LATE].min() > 0.0
-    for at in range(ranks):
+    mean, most, all_late = _overview(estimates, len(values))
+    for at in range(len(values)):
         taken = counts[MEMORY, at]
         new = prompt - (counts[OVERLAP, at] - counts[LOWER, at])
         needed = _grown(taken + new, counts[IN_FLIGHT, at] + 1, answer)
@@ -180,12 +194,12 @@ def auto_costs(
         own, work = estimates[OWN_PREFILL, at], estimates[OWN_WORK, at]
         loads = estimates[LOAD, at] + load_delay * estimates[OWN_LOAD, at]
         spread = _SPREAD / weight * own * estimates[COMPUTED, at] / most
-        seconds = queue + held + (own - work) + weights[at] * work + spread + loads + _STEPS * estimates[STEP, at]
+        weighed = _weight_on(estimates, at, mean, weight) * work
+        seconds = queue + held + (own - work) + weighed + spread + loads + _STEPS * estimates[STEP, at]
         values[at] = seconds * _crowd(counts[IN_FLIGHT, at]) + memory
         before = estimates[UNDONE, at] - (estimates[LATE, at] if all_late else 0.0)
         fits = before < max(SOON, _SHARE * own, estimates[STEP, at]) or before + work < ENOUGH
         slot_soon = queue <= max(ENOUGH, estimates[STEP, at], estimates[UNDONE, at])
         ready = fits and slot_soon and memory == 0.0 and held == 0.0
         may_go[at] = ready or counts[OWN, at] == 0
-    least, other, rent = _rent(counts, estimates, values, may_go, weights, load_delay)
-    return values, may_go, least, other, rent
+    return _rent(counts, estimates, values, may_go, mean, weight, load_delay)

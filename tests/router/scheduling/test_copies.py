@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from indexer.matches import Overlap
@@ -96,7 +97,7 @@ def test_what_is_lost_adds_up_to_a_copy_now_and_then() -> None:
 def test_what_is_lost_is_weighed_as_on_the_rank_that_lacks_the_prefix(computed: list[float], other: float) -> None:
     about = {**HOLDERS, "work": [0.08, 0.98], "computed": computed}
     now = situation(named("ab"), 1_000, **about)
-    *_, rent = auto_costs(now.counts, now.estimates, 1_000, 4.0, 0.0, 10.0, 0.0)
+    *_, rent = auto_costs(now.counts, now.estimates, 1_000, 4.0, 0.0, 10.0, 0.0, np.empty(2), np.empty(2, np.bool_))
     assert rent == pytest.approx(2 * (0.02 + 4 * 0.08 + 0.03) - other)
 
 
