@@ -67,7 +67,8 @@ class Codec(Generic[_Event]):
 
         Raises MalformedEvent when the frame itself cannot be read.
         """
-        frame, numbers, stands_for = take_out(payload)
+        digest = take_out(payload)
+        frame, numbers, stands_for = digest.frame, digest.numbers, digest.events
         found: Sequence[_Event | Reason]
         try:
             whole = self._map_events.decode(frame)

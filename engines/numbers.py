@@ -10,7 +10,6 @@ event with all the hashes. What is left has some hundred bytes and means the sam
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,11 +27,12 @@ _EXTRA = 8
 """Bytes by which the copy may be longer: its number of events always takes five."""
 
 
-class Numbers(NamedTuple):
+class Numbers:
     """The arrays taken out of one frame."""
 
-    narrow: Tokens
-    wide: SequenceHashes
+    def __init__(self, narrow: Tokens, wide: SequenceHashes) -> None:
+        self.narrow = narrow
+        self.wide = wide
 
     def tokens(self, packed: msgspec.Raw) -> Tokens | None:
         """Those that `packed` stands for; None where it stands for nothing. ValueError for what is no token id."""
@@ -61,23 +61,24 @@ NONE = Numbers(np.zeros(0, np.uint32), np.zeros(0, np.uint64))
 """Of a frame from which nothing was taken; an extension there is the engine's own."""
 
 
-class Digest(NamedTuple):
-    frame: bytes | memoryview
-    numbers: Numbers
-    events: list[int] | None
-    """For each event of the frame, how many it stands for; None: itself."""
+class Digest:
+    def __init__(self, frame: bytes | memoryview, numbers: Numbers, events: list[int] | None) -> None:
+        self.frame = frame
+        self.numbers = numbers
+        self.events = events
+        """For each event of the frame, how many it stands for; None: itself."""
 
 
 def take_out(payload: bytes) -> Digest:
     """The frame without its numbers; as it is where that cannot be done."""
     size = len(payload)
     out = np.empty(size + _EXTRA, np.uint8)
-    numbers = Numbers(np.empty(size, np.uint32), np.empty(size // 8, np.uint64))
+    narrow, wide = np.empty(size, np.uint32), np.empty(size // 8, np.uint64)
     events, state = np.empty(1 + size // 16, np.int64), np.zeros(3, np.int64)
-    length, count = number_kernels.take_out(np.frombuffer(payload, np.uint8), out, *numbers, events, state)
+    length, count = number_kernels.take_out(np.frombuffer(payload, np.uint8), out, narrow, wide, events, state)
     if length < 0:
         return Digest(payload, NONE, None)
-    return Digest(out[:length].data, numbers, events[:count].tolist())
+    return Digest(out[:length].data, Numbers(narrow, wide), events[:count].tolist())
 
 
 def warm_up() -> None:

@@ -244,7 +244,7 @@ class KVIndexer:
         instructions = cursor.on_batch(batch)
         if not instructions:
             self.counts["stale"] += 1
-        return self._carry_out(instructions)
+        return self._carry_out(cursor.rank, instructions)
 
     def on_report(self, report: LoadReport) -> list[ReplayRequest]:
         asks = self._stimulate(report.rank, lambda cursor: cursor.on_report(report))
@@ -289,23 +289,22 @@ class KVIndexer:
 
     def _stimulate(self, rank: WorkerRank, stimulus: Callable[[Cursor], list[Instruction]]) -> list[ReplayRequest]:
         cursor = self._cursors.get(rank)
-        return self._carry_out(stimulus(cursor)) if cursor else []
+        return self._carry_out(rank, stimulus(cursor)) if cursor else []
 
-    def _carry_out(self, instructions: list[Instruction]) -> list[ReplayRequest]:
+    def _carry_out(self, rank: WorkerRank, instructions: list[Instruction]) -> list[ReplayRequest]:
         asks = []
         for instruction in instructions:
             match instruction:
                 case Apply(batch):
                     self.counts["applied"] += 1
-                    self._apply(batch)
-                case Clear(rank, refilled):
+                    self._apply(rank, batch)
+                case Clear(_, refilled):
                     (self._make_way if refilled else self.clear)(rank)
                 case _:
                     asks.append(instruction.request)
         return asks
 
-    def _apply(self, batch: EventBatch) -> None:
-        rank = batch.rank
+    def _apply(self, rank: WorkerRank, batch: EventBatch) -> None:
         observer = None if batch.parts or batch.past else self._observer
         for event in batch.events:
             if isinstance(event, Cleared):

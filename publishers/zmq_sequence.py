@@ -98,8 +98,8 @@ class ZmqSequence:
                 return self._connected()
             case Disconnected():
                 return []
-            case Live(seq, payload):
-                return self._live(seq, payload)
+            case Live():
+                return self._live(stimulus)
             case Replayed(seq, payload):
                 return self._replayed(seq, payload)
             case ReplayEnded(complete):
@@ -132,17 +132,17 @@ class ZmqSequence:
         self._reset()
         return [NewEpoch(), AskReplay(0)]
 
-    def _live(self, seq: int, payload: bytes) -> list[Instruction]:
-        last, self._last_live = self._last_live, Live(seq, payload)
+    def _live(self, live: Live) -> list[Instruction]:
+        last, self._last_live = self._last_live, live
         self._spoken = True
-        if last == self._last_live:
+        if last == live:
             return []
-        if last is not None and seq <= last.seq:
+        if last is not None and live.seq <= last.seq:
             instructions = self._begin_anew()
-            self._last_live = Live(seq, payload)
-            self._hold(seq, payload)
+            self._last_live = live
+            self._hold(live.seq, live.payload)
             return instructions + self._drain()
-        self._hold(seq, payload)
+        self._hold(live.seq, live.payload)
         return self._drain() + self._ask_if_missing()
 
     def _replayed(self, seq: int, payload: bytes) -> list[Instruction]:

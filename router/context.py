@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from indexer.hashing import SequenceHashes, Tokens, pack_tokens
 from indexer.kv_indexer import KVIndexer, PromptHashes, hash_prompt
@@ -36,6 +36,9 @@ class Prompt(NamedTuple):
     """Of the tokens, as far as they are known, of a prompt that is `guessed` as a whole."""
     others: Others = ALONE
     """All else is about its first prompt."""
+
+
+UNKNOWN: Final = Prompt()
 
 
 class RouterContext(NamedTuple):

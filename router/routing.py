@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 from engines.description import EngineKind
 from engines.disaggregation.answer import Prefilled
@@ -14,7 +13,7 @@ from indexer.kv_indexer import PromptHashes
 from indexer.matches import Matches
 from indexer.types import WorkerRank
 from router.arms import Arm
-from router.context import Prompt, RouterContext
+from router.context import UNKNOWN, Prompt, RouterContext
 from router.events.index_audit import Claim
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
 from router.migration.migrating import Migration
@@ -48,7 +47,7 @@ _FIRST = -(1 << 62)
 _NOBODY: frozenset[str] = frozenset()
 
 
-class RoutingOptions(NamedTuple):
+class RoutingOptions:
     """What a request asks for about its routing."""
 
     pinned: Worker | None = None
@@ -79,10 +78,13 @@ class RoutingOptions(NamedTuple):
     """Its engine surely does."""
 
 
+_NONE = RoutingOptions()
+
+
 class RequestRouting:
     """Implements `proxy.routing.Routing` and `scheduling.waiting.Waiting` for one request."""
 
-    def __init__(self, context: RouterContext, model: str | None, options: RoutingOptions = RoutingOptions()) -> None:  # noqa: B008 -- immutable
+    def __init__(self, context: RouterContext, model: str | None, options: RoutingOptions = _NONE) -> None:
         self._context = context
         self._pinned = options.pinned
         self._exclude: frozenset[str] = frozenset()
@@ -103,7 +105,7 @@ class RequestRouting:
         self._goes_on = False
         """Its answer has begun and is continued on another worker, which `--migration-limit` bounds instead of the
         retry budget."""
-        self.prompt = Prompt()
+        self.prompt = UNKNOWN
         self.arrived = context.clock()
         """When the request came."""
         self._submitted = self.arrived
@@ -209,7 +211,9 @@ class RequestRouting:
             part: Part = "whole" if decision.split is None else "prefill"
             lines += self.spans.begin_leg(part, decision.rank, decision.overlap_tokens)
         leg = Leg(worker, decision, booking, lines, told, self._with_rank(worker, decision.rank, self._body))
-        return leg if self._migration is None else self._migration.leg(leg)
+        if self._migration:
+            self._migration.fill(leg)
+        return leg
 
     def _with_rank(self, worker: Worker, rank: WorkerRank, body: bytes | None) -> bytes | None:
         """`body` with the rank in it, where that is the way to pick it. None, given or returned: the client's body."""
@@ -228,9 +232,9 @@ class RequestRouting:
     def _pair(self, decision: Decision, booking: Booking) -> Pair:
         leg = self._leg(decision, booking)
         body, together = self._bodies.begin(leg.worker, decision.rank.dp_rank)
-        prefill = leg._replace(body=self._with_rank(leg.worker, decision.rank, body), part="prefill")
-        decode = self._decode(prefill, None, self._exclude) if together else None
-        return Pair(prefill, decode, self._bodies.number, self._context.leg_timeout, self._decode_timeout())
+        leg.body, leg.part = self._with_rank(leg.worker, decision.rank, body), "prefill"
+        decode = self._decode(leg, None, self._exclude) if together else None
+        return Pair(leg, decode, self._bodies.number, self._context.leg_timeout, self._decode_timeout())
 
     def _decode_timeout(self) -> float | None:
         """An answer that is not streamed only begins when it is complete."""

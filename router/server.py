@@ -104,7 +104,7 @@ class Server:
             connection.respond(self._origins.preflight(head.headers))
             return None
         if request.body.startswith(BOM_UTF8) and content_kind(request.head.headers) != "other":
-            request = request._replace(body=request.body.removeprefix(BOM_UTF8))  # engines take it, as RFC 8259 allows
+            request = Request(head, request.body.removeprefix(BOM_UTF8))  # engines take it, as RFC 8259 allows
         try:
             return self._serve(request, connection)
         except BadRequest as error:
@@ -155,13 +155,12 @@ class Server:
         body = None if inference.engine == "vllm" else request.body
         options = self._options(request, pinned, tenant, inference.streamed, body)
         if inference.engine or inference.recomputed:
-            naming = RANKS_IN_BODY.get(request.head.path)
-            options = options._replace(engine=inference.engine, recomputed=inference.recomputed, name_rank=naming)
-            options = options._replace(uncached=inference.uncached)
-        if self._arms and options.pinned is None:  # one that names its worker is no test of a policy
-            options = options._replace(arm=self._arms.assign(request.head))
-        if self._migrations and inference.streamed and options.pinned is None and _may_move(request, inference):
-            options = options._replace(migration=Migration(self._migrations, inference))
+            options.engine, options.name_rank = inference.engine, RANKS_IN_BODY.get(request.head.path)
+            options.recomputed, options.uncached = inference.recomputed, inference.uncached
+        if self._arms and pinned is None:  # one that names its worker is no test of a policy
+            options.arm = self._arms.assign(request.head)
+        if self._migrations and inference.streamed and pinned is None and _may_move(request, inference):
+            options.migration = Migration(self._migrations, inference)
         routing = RequestRouting(self._context, inference.model, options)
         pending = self._prompts.prepare(inference, routing) if self._prompts else None
         if self._store and self._prompts and not inference.uncached:
@@ -316,15 +315,15 @@ class Server:
         body: bytes | None = None,
     ) -> RoutingOptions:
         """`pinned`: the worker that it names. `body`: of a request that may be served in two parts."""
-        head = request.head
-        slo, priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
-        named = head.request_id or new_request_id()
-        options = RoutingOptions(pinned, slo, priority, streamed, body=body, request_id=named)
+        head, options = request.head, RoutingOptions()
+        options.pinned, options.streamed, options.body = pinned, streamed, body
+        options.ttft_slo, options.priority = _read_slo(head.ttft_slo), _read_priority(head.priority)
+        options.request_id = head.request_id or new_request_id()
         if tenant is not None:
-            return options._replace(tenant=tenant.name, ended=tenant.end)
-        if self._tenant_header is None:
-            return options
-        return options._replace(tenant=(first(head.headers, self._tenant_header) or b"").decode("latin-1"))
+            options.tenant, options.ended = tenant.name, tenant.end
+        elif self._tenant_header is not None:
+            options.tenant = (first(head.headers, self._tenant_header) or b"").decode("latin-1")
+        return options
 
     def _pinned(self, request: Request) -> Worker | None:
         named = request.head.target_worker

@@ -21,7 +21,7 @@ from engines.numbers import Numbers
 from engines.vllm.wire import Stored, StoredArray
 from indexer.events import LARGEST_COUNT
 from indexer.handles import BlockNames
-from indexer.types import Namespace, Tier
+from indexer.types import PLAIN, Namespace, Tier
 
 TIERS: dict[str | None, Tier] = {
     "GPU": Tier.GPU,
@@ -166,7 +166,7 @@ def _namespace_and_extras(event: Stored, blocks: int) -> tuple[Namespace, tuple[
     digests of prompt embeddings as bytes (vllm/v1/core/kv_cache_utils.py, `to_event_extra_keys`).
     """
     if not event.extra_keys or not any(event.extra_keys):
-        return Namespace(event.lora_name), ()
+        return PLAIN if event.lora_name is None else Namespace(event.lora_name), ()
     if len(event.extra_keys) != blocks:
         raise ValueError("extra keys and block hashes do not agree in number")
     keys = [[bytes(key) for key in block or ()] for block in event.extra_keys]

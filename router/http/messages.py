@@ -85,11 +85,14 @@ class RequestHead(NamedTuple):
     """Header lines for its answer, whoever makes it."""
 
 
-class Request(NamedTuple):
+class Request:
     """One complete request."""
 
-    head: RequestHead
-    body: bytes
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: RequestHead, body: bytes) -> None:
+        self.head = head
+        self.body = body
 
 
 class Response(NamedTuple):

@@ -81,18 +81,20 @@ class Migration:
         """The first worker is sent this body instead, with the same prompt."""
         self._body = read_body(body)
 
-    def leg(self, leg: Leg) -> Leg:
-        """`leg` with the body that its worker is to be sent."""
+    def fill(self, leg: Leg) -> None:
+        """Give it the body that its worker is to be sent."""
         self._asks = self._refusal is None and tells_tokens(leg.worker.engine)
         if not self._resumed:
             self._record = None  # nothing of an earlier try was sent
         record = self._record
         if not self._asks:
-            return leg
+            return
         if record and self._resumed and record.prompt is not None and record.output:
             body = continuation(self._body, record.prompt, record.output, self._left(record, leg.worker) or 0)
-            return leg._replace(body=body, target=_COMPLETIONS)
-        return leg._replace(body=with_ids(self._body))
+            leg.target = _COMPLETIONS
+        else:
+            body = with_ids(self._body)
+        leg.body = body
 
     def relay(self, head: Head) -> Relay | None:
         """What relays the answer to the body from `leg`; None: as any other answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -52,24 +52,37 @@ MOST_PROMPTS = 2048
 """In one request: as many inputs as OpenAI takes."""
 
 
-class Inference(NamedTuple):
+class Inference:
     """Its prompt, and what is said about it, as on the OpenAI path `endpoint`."""
 
-    endpoint: Endpoint
-    model: str | None
-    """As the request names it; None when it names none, or "", which is none to engines."""
-    cache_salt: str | None
-    streamed: bool
-    raw: bytes
-    body: Completion | Chat
-    prompt_field: str
-    """Of `raw`."""
-    engine: EngineKind | None = None
-    """The only kind that takes requests of this form; None: all do."""
-    recomputed: bool = False
-    """The engine may compute all of its prompt again, whatever it holds: for the prompt's log probabilities."""
-    uncached: bool = False
-    """It surely does."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str | None,
+        cache_salt: str | None,
+        streamed: bool,
+        raw: bytes,
+        body: Completion | Chat,
+        prompt_field: str,
+        engine: EngineKind | None = None,
+        recomputed: bool = False,
+        uncached: bool = False,
+    ) -> None:
+        self.endpoint: Endpoint = endpoint
+        self.model = model
+        """As the request names it; None when it names none, or "", which is none to engines."""
+        self.cache_salt = cache_salt
+        self.streamed = streamed
+        self.raw = raw
+        self.body = body
+        self.prompt_field = prompt_field
+        """Of `raw`."""
+        self.engine = engine
+        """The only kind that takes requests of this form; None: all do."""
+        self.recomputed = recomputed
+        """The engine may compute all of its prompt again, whatever it holds: for the prompt's log probabilities."""
+        self.uncached = uncached
+        """It surely does."""
 
     @property
     def choices(self) -> int:

@@ -15,19 +15,31 @@ Part = Literal["whole", "prefill", "decode"]
 _WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
 
 
-class Leg(NamedTuple):
+class Leg:
     """One attempt: the worker, why it was chosen, what was booked there, header lines for it and for its answer."""
 
-    worker: Worker
-    decision: Decision
-    reservation: Booking
-    header_lines: bytes
-    answer_lines: bytes = b""
-    body: bytes | None = None
-    """What the worker is sent; None: the client's body."""
-    part: Part = "whole"
-    target: bytes | None = None
-    """The path, with its query, that the worker is asked for; None: the client's."""
+    __slots__ = ("answer_lines", "body", "decision", "header_lines", "part", "reservation", "target", "worker")
+
+    def __init__(
+        self,
+        worker: Worker,
+        decision: Decision,
+        reservation: Booking,
+        header_lines: bytes,
+        answer_lines: bytes = b"",
+        body: bytes | None = None,
+        part: Part = "whole",
+    ) -> None:
+        self.worker = worker
+        self.decision = decision
+        self.reservation = reservation
+        self.header_lines = header_lines
+        self.answer_lines = answer_lines
+        self.body = body
+        """What the worker is sent; None: the client's body."""
+        self.part: Part = part
+        self.target: bytes | None = None
+        """The path, with its query, that the worker is asked for; None: the client's."""
 
     def body_of(self, request: Request) -> bytes:
         """What the worker is sent of `request`."""

@@ -29,9 +29,8 @@ class Cheapest:
         else:
             position = sample_softmax(cost.values, scale, random)
             choice = Choice(position, cost.values, f"sampled at temperature {self._temperature:g}")
-        if cost.open is None or cost.open[choice.position]:
-            return choice
-        return choice._replace(hold=True)
+        choice.hold = cost.open is not None and not cost.open[choice.position]
+        return choice
 
 
 def sample_softmax(costs: Costs, scale: float, random: Uniform) -> int:

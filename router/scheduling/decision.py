@@ -167,14 +167,15 @@ UNBOUNDED = 1 << 62
 """Tokens, or requests, of a limit that no engine has told."""
 
 
-class Cost(NamedTuple):
+class Cost:
     """The cost of each candidate, in any unit; lower is better."""
 
-    values: Costs
-    prompt: float
-    """Cost of the whole prompt's prefill in that unit: the scale of the temperature."""
-    open: npt.NDArray[np.bool_] | None = None
-    """Which candidates are ready for the request; it is held while the chosen one is not. None: all are."""
+    def __init__(self, values: Costs, prompt: float, open: npt.NDArray[np.bool_] | None = None) -> None:  # noqa: A002 -- what third parties call it
+        self.values = values
+        self.prompt = prompt
+        """Cost of the whole prompt's prefill in that unit: the scale of the temperature."""
+        self.open = open
+        """Which candidates are ready for the request; it is held while the chosen one is not. None: all are."""
 
 
 class CostPolicy(Protocol):
@@ -183,15 +184,16 @@ class CostPolicy(Protocol):
     def cost(self, situation: Situation) -> Cost: ...
 
 
-class Choice(NamedTuple):
+class Choice:
     """A policy's answer: the position of a candidate, the cost of each (None for policies without costs), the
     reason."""
 
-    position: int
-    costs: Costs | None
-    reason: str
-    hold: bool = False
-    """The candidate is the best one, but has enough to do: the request should wait in the router."""
+    def __init__(self, position: int, costs: Costs | None, reason: str, hold: bool = False) -> None:
+        self.position = position
+        self.costs = costs
+        self.reason = reason
+        self.hold = hold
+        """The candidate is the best one, but has enough to do: the request should wait in the router."""
 
 
 class Uniform(Protocol):

@@ -12,7 +12,6 @@ the same for all ranks, so the right order of magnitude is enough.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -193,12 +192,13 @@ def believed(ratio: float) -> float:
     return math.exp(apart**3 / (apart**2 + _DOUBTED**2))
 
 
-class Prefill(NamedTuple):
+class Prefill:
     """The work of a prefill."""
 
-    new: int
-    """Tokens that have to be computed."""
-    prompt: int
+    def __init__(self, new: int, prompt: int) -> None:
+        self.new = new
+        """Tokens that have to be computed."""
+        self.prompt = prompt
 
     @property
     def pairs(self) -> float:
@@ -206,14 +206,15 @@ class Prefill(NamedTuple):
         return self.new * (self.prompt - self.new / 2)
 
 
-class _Step(NamedTuple):
+class _Step:
     """The prefills that one step of a rank has computed together."""
 
-    factor: float
-    """The rank's factor before the step."""
-    new: int = 0
-    pairs: float = 0.0
-    seconds: float = 0.0
+    def __init__(self, factor: float, new: int = 0, pairs: float = 0.0, seconds: float = 0.0) -> None:
+        self.factor = factor
+        """The rank's factor before the step."""
+        self.new = new
+        self.pairs = pairs
+        self.seconds = seconds
 
 
 class LatencyModel:

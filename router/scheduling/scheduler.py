@@ -102,7 +102,7 @@ class Scheduler:
         choice = (policy or self._policy).choose(prefills, self._random)
         onward = self.disaggregation.onward(self, split, choice.position, prefills)
         if not onward.open:
-            choice = choice._replace(hold=True)
+            choice.hold = True
         decision = _decision(prefills, choice, partial(_predict_split, onward), split)
         decision.onward = onward
         return decision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -144,7 +145,7 @@ def test_what_an_engine_computes_again_says_nothing_of_what_it_holds() -> None:
     made = context()._replace(indexer=indexer, audit=audit)
     indexer.watch(RANK)
     indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
-    routing, legs = RequestRouting(made, "m", RoutingOptions(recomputed=True)), list[Leg | Pair | Response]()
+    routing, legs = RequestRouting(made, "m", asking(recomputed=True)), list[Leg | Pair | Response]()
     routing.prompt = Prompt(10, HASHES)
     routing.route(frozenset(), legs.append)
     (leg,) = legs
@@ -158,7 +159,7 @@ def test_what_an_engine_computes_again_says_nothing_of_what_it_holds() -> None:
 def test_what_an_engine_computes_again_is_work_whatever_is_there(uncached: bool, overlap: int, work: int) -> None:
     made = context()
     made.indexer.on_batch(EventBatch("w", 0, 1, 0, [Stored(Tier.GPU, pack_hashes(HASHES.chains[BLOCK]))]))
-    routing, legs = RequestRouting(made, "m", RoutingOptions(uncached=uncached)), list[Leg | Pair | Response]()
+    routing, legs = RequestRouting(made, "m", asking(uncached=uncached)), list[Leg | Pair | Response]()
     routing.prompt = Prompt(10, HASHES)
     routing.route(frozenset(), legs.append)
     (leg,) = legs
@@ -169,7 +170,7 @@ def test_what_an_engine_computes_again_is_work_whatever_is_there(uncached: bool,
 
 def test_what_an_engine_computes_again_is_there_afterwards() -> None:
     made = context()
-    routing = RequestRouting(made, "m", RoutingOptions(uncached=True))
+    routing = RequestRouting(made, "m", asking(uncached=True))
     routing.prompt = Prompt(10, HASHES)
     routing.route(frozenset(), lambda routed: None)
     assert RANK in made.indexer.find_matches(HASHES)
@@ -178,7 +179,7 @@ def test_what_an_engine_computes_again_is_there_afterwards() -> None:
 @pytest.mark.parametrize(("uncached", "blocks"), [(False, 2), (True, 0)])
 def test_what_an_engine_computes_again_does_not_count_as_looked_up_in_a_store(uncached: bool, blocks: int) -> None:
     made = context()._replace(has_store=True)
-    routing = RequestRouting(made, "m", RoutingOptions(uncached=uncached))
+    routing = RequestRouting(made, "m", asking(uncached=uncached))
     routing.prompt = made.hash_prompt(range(10), PLAIN)
     routing.route(frozenset(), lambda routed: None)
     registry = made.metrics.registry
@@ -192,7 +193,7 @@ def test_a_prompt_that_is_refused_takes_back_only_what_was_not_there_before(unca
     """Also where the engine would have computed all of it again."""
     made, before = context(), hash_prompt(range(4), {BLOCK}, PLAIN)
     made.predict(RANK, before.chain(BLOCK), guessed)
-    routing, legs = RequestRouting(made, "m", RoutingOptions(uncached=uncached)), list[Leg | Pair | Response]()
+    routing, legs = RequestRouting(made, "m", asking(uncached=uncached)), list[Leg | Pair | Response]()
     routing.prompt = Prompt(10, HASHES, guessed=guessed)
     routing.route(frozenset(), legs.append)
     (leg,) = legs
@@ -204,7 +205,7 @@ def test_a_prompt_that_is_refused_takes_back_only_what_was_not_there_before(unca
 
 def test_a_worker_that_turns_out_to_run_another_engine_gets_nothing_that_waits() -> None:
     made = context()
-    routing = RequestRouting(made, "m", RoutingOptions(engine="sglang"))
+    routing = RequestRouting(made, "m", asking(engine="sglang"))
     kinds: tuple[tuple[EngineKind, int], ...] = (("unknown", 1), ("vllm", 0), ("sglang", 1))
     for kind, ranks in kinds:
         made.fleet.redescribe(made.fleet.workers["w"], EngineDescription(kind, models=(Model("m"),), block_size=BLOCK))
@@ -234,13 +235,21 @@ def test_a_fault_in_recording_a_decision_costs_neither_the_answer_nor_the_bookin
     made, routed = context(), list[Leg | Pair | Response]()
     arm = Arm("a", LeastLoaded())
     arm.tally = Fails()
-    routing = RequestRouting(made, "m", RoutingOptions(arm=arm))
+    routing = RequestRouting(made, "m", asking(arm=arm))
     routing.prompt = Prompt(10, HASHES)
     routing.route(frozenset(), routed.append)
     (leg,) = routed
     assert isinstance(leg, Leg)
     assert made.book.booked(RANK) == 1, "until its answer has ended"
     assert caplog.messages == ["A decision could not be recorded"]
+
+
+def asking(**said: Any) -> RoutingOptions:
+    options = RoutingOptions()
+    for name, value in said.items():
+        assert hasattr(options, name)
+        setattr(options, name, value)
+    return options
 
 
 def with_a_pair() -> RouterContext:
@@ -263,7 +272,7 @@ def with_a_pair() -> RouterContext:
 def test_who_is_asked_for_the_tokens_of_a_prompt_could_compute_it(
     model: str | None, exclude: list[str], asked: str | None
 ) -> None:
-    routing = RequestRouting(with_a_pair(), model, RoutingOptions(body=b'{"prompt":"x"}'))
+    routing = RequestRouting(with_a_pair(), model, asking(body=b'{"prompt":"x"}'))
     worker = routing.idlest_worker(frozenset(exclude))
     assert (worker and worker.id) == asked
 
@@ -282,7 +291,7 @@ def test_who_is_asked_for_the_tokens_of_a_prompt_could_compute_it(
 def test_an_answer_that_comes_whole_may_take_longer_to_begin(
     streamed: bool, limits: bytes, seconds: float | None
 ) -> None:
-    options = RoutingOptions(streamed=streamed, body=b'{"prompt":"x"%b}' % limits)
+    options = asking(streamed=streamed, body=b'{"prompt":"x"%b}' % limits)
     routed = list[Leg | Pair | Response]()
     RequestRouting(with_a_pair(), "m2", options).route(frozenset(), routed.append)
     (pair,) = routed
@@ -296,7 +305,7 @@ def test_a_fault_in_choosing_a_decode_worker_is_a_failure_like_any_other(caplog:
             raise KeyError("room")
 
     made, routed = with_a_pair(), list[Leg | Pair | Response]()
-    routing = RequestRouting(made, "m2", RoutingOptions(body=b'{"prompt":"x","max_tokens":2}'))
+    routing = RequestRouting(made, "m2", asking(body=b'{"prompt":"x","max_tokens":2}'))
     routing._bodies = Fails(b'{"prompt":"x","max_tokens":2}')
     routing.route(frozenset(), routed.append)
     (pair,) = routed
