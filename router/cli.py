@@ -172,12 +172,12 @@ def _unknown(argument: str, argv: Sequence[str]) -> SettingsError:
                 return _takes_no_value(switches[flag])
         if argument == argv[0] and ":" not in argument:  # else it may be a worker's address
             return SettingsError(
-                f"There is no command {argument!r}; there are ab, simulate, store and keys, and without one the router "
-                "serves the workers that --worker names."
+                f"There is no command {argument!r}; there are ab, simulate, store, keys and compile, and without one "
+                "the router serves the workers that --worker names."
             )
         return SettingsError(
             f"{argument!r} belongs to no flag; each worker needs its own --worker. (Commands come first: ab, simulate, "
-            "store, keys.)"
+            "store, keys, compile.)"
         )
     flag = argument.partition("=")[0]
     known = [CONFIG_FLAG, *(option.flag for option in options()), *switches]

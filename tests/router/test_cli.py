@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import sys
 from contextlib import closing
@@ -129,7 +130,7 @@ def test_a_switch_has_two_flags() -> None:
             "'http://b' belongs to no flag; each worker needs its own --worker. (Commands come first: ab,",
         ),
         (["http://a"], {}, "'http://a' belongs to no flag; each worker needs its own --worker."),
-        (["frob", *WORKER], {}, "There is no command 'frob'; there are ab, simulate, store and keys, and without one"),
+        (["frob", *WORKER], {}, "There is no command 'frob'; there are ab, simulate, store, keys and compile, and"),
         ([*WORKER, "frob"], {}, "'frob' belongs to no flag; each worker needs its own --worker."),
         (
             [*WORKER, "--kv-events", "false"],
@@ -255,6 +256,13 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 def test_help_names_the_other_commands() -> None:
     told = " ".join((make_parser().description or "").split())
     assert all(f"{name} (" in told for name in COMMANDS)
+
+
+@pytest.mark.parametrize("argv", [["frob"], ["http://a"]])
+def test_so_does_what_is_said_of_none_of_them(argv: list[str]) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load_settings(argv, {})
+    assert all(re.search(rf"\b{name}\b", str(raised.value)) for name in COMMANDS)
 
 
 def test_help_explains_every_flag_with_its_default_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
