@@ -22,6 +22,7 @@ MOST_BLOCK_TOKENS = 2**20
 """More than any context has."""
 _BlockSize = Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK_TOKENS)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_EACH = "each worker needs its own --worker (in YAML a line, in ROUTER_WORKER a blank before it)."
 _ROLES: dict[object, StatedRole] = {name: name for name in ("auto", *get_args(Role))}
 
 
@@ -52,11 +53,13 @@ ROLE_FIELDS = ("role", "connector", "bootstrap_port", "host")
 def parse_worker(text: str) -> WorkerSpec:
     """`URL[,key=value…]`; raises ValueError with a sentence that names the part at fault."""
     url, *rest = text.strip().split(",")
+    if re.search(r"\s", url):
+        raise ValueError(f"{url!r} holds a blank; {_EACH}")
     mapping: dict[str, object] = {"url": url}
     for part in rest:
         key, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"{part!r} in {text!r} is not key=value; the keys are {', '.join(_KEYS[1:])}.")
+            raise ValueError(f"{part!r} in {text!r} is not key=value; the keys are {', '.join(_KEYS[1:])}; {_EACH}")
         if key in mapping:
             raise ValueError(f"{key} is given twice in {text!r}.")
         mapping[key] = value
