@@ -28,7 +28,8 @@ def _of_tls(error: ssl.SSLError, ca_flag: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = f"; see {ca_flag}" if ca_flag and error.verify_code in _UNKNOWN_AUTHORITY else ""
         return f"its certificate is not trusted ({error.verify_message}){hint}"
-    return f"TLS failed ({(error.reason or 'no reason given').replace('_', ' ').lower()})"
+    hint = "; it may speak plain http" if error.reason == "WRONG_VERSION_NUMBER" else ""
+    return f"TLS failed ({(error.reason or 'no reason given').replace('_', ' ').lower()}){hint}"
 
 
 def _of_connection(error: BaseException) -> str:

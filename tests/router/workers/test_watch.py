@@ -157,7 +157,7 @@ async def test_a_worker_that_is_not_there_is_told_once_and_does_not_end_the_watc
 async def test_a_worker_that_speaks_no_tls_says_so() -> None:
     async with running(HttpEngine()) as engine, watching(engine.url.replace("http:", "https:")) as watched:
         await watched.watch.first_check.wait()
-        assert watched.trouble == "cannot be reached: TLS failed (wrong version number)"
+        assert watched.trouble == "cannot be reached: TLS failed (wrong version number); it may speak plain http"
 
 
 @pytest.mark.parametrize(
