@@ -74,6 +74,7 @@ async def _serve(app: App, settings: Settings, source: Source | None, member: Me
     await app.close()
     if orphaned:
         orphaned.cancel()
+    log_event(logger, logging.INFO, "Ended")  # else a log could not tell whoever stops a router from what kills it
     return 0
 
 

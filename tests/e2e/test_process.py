@@ -69,6 +69,7 @@ async def test_a_signal_lets_a_stream_end(slow: Sim, logs: Path, number: signal.
         assert router.ended() == 0
         wait_for(lambda: not sockets_at(router.url))
         assert "Draining" in router.log
+        assert router.log.endswith(" info    router Ended\n")
         assert "Traceback" not in router.log
 
 
