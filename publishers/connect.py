@@ -65,4 +65,5 @@ def _wrong(url: str, whole: str) -> ValueError:
     # The password, if there is one, stays out of the message: `url` may end in the middle of it.
     _, login, behind = whole.rpartition("@")
     hint = "; what is no letter or digit in a user or a password must be percent-encoded" if login else ""
-    return ValueError(f"{(behind if login else url)!r} names no event plane: expected {EXPECTED}{hint}")
+    hint += "; each of several begins with nats:// or tls://" if "," in behind else ""
+    return ValueError(f"{(behind if login else url)!r} names no event plane: expected {EXPECTED}{hint}.")

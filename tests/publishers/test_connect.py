@@ -43,6 +43,12 @@ def test_a_wrong_url_is_refused_with_what_is_expected(url: str) -> None:
         make_plane(url)
 
 
+@pytest.mark.parametrize("login", ["", "user:secret@"])
+def test_of_several_each_has_its_scheme(login: str) -> None:
+    with pytest.raises(ValueError, match=r"b:4222' names no event plane: .*; each of several begins with nats:// or tls"):
+        make_plane(f"nats://{login}a:4222,b:4222")
+
+
 @pytest.mark.nats
 async def test_a_scheme_may_be_in_capitals(nats_server: NatsServer) -> None:
     plane = make_plane(nats_server.url.replace("nats://", "NATS://"))
