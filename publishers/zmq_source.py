@@ -51,8 +51,9 @@ NO_REPLAY = f"The engine offers no replay of its events: {_UNKNOWN}"
 NOBODY_TO_ASK = f"No replay of the engine's events can be asked for: {_UNKNOWN}"
 TOO_SHORT = (
     "Events of the engine are lost for good: its replay does not go back far enough (buffer_steps in its "
-    "--kv-events-config), or is not answered; what they told stays unknown until it clears its cache"
+    "--kv-events-config); what they told stays unknown until it clears its cache"
 )
+UNANSWERED = f"The replay of the engine's events does not answer; check that it can be reached: {_UNKNOWN}"
 NOBODY_THERE = "No KV events can be had of the engine yet: nothing that speaks ZMQ is connected here"
 NO_PORT = "Events cannot be followed yet: the port where they should come is tried again until it can be had"
 TWO_ENGINES = (
@@ -183,7 +184,7 @@ class ZmqSource:
                 self._tell_of_two()
                 self._sink.new_epoch()
             else:
-                self._report(instruction)
+                self._report(instruction, UNANSWERED if isinstance(stimulus, Unanswered) else TOO_SHORT)
         if nobody_to_ask:
             self._feed(ReplayEnded(complete=False), sockets)
 
@@ -193,14 +194,14 @@ class ZmqSource:
             self._told_of_two = True
             log_event(logger, logging.WARNING, TWO_ENGINES, endpoint=self._source.endpoint)
 
-    def _report(self, instruction: NewEpoch | LoseTrack) -> None:
+    def _report(self, instruction: NewEpoch | LoseTrack, why: str) -> None:
         if isinstance(instruction, NewEpoch):
             log_event(logger, logging.INFO, "A new connection: starting over", endpoint=self._source.endpoint)
             self._sink.new_epoch()
             return
         self.counts.lost_track += 1
-        if self._source.replay is not None:
-            log_event(logger, logging.WARNING, TOO_SHORT, endpoint=self._source.endpoint)
+        if (replay := self._source.replay) is not None:
+            log_event(logger, logging.WARNING, why, endpoint=self._source.endpoint, replay=replay)
         self._sink.lose_track()
 
     def _apply(self, payload: bytes, past: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from engines.description import EventSource
 from indexer.cursor import View
 from indexer.kv_indexer import KVIndexer
 from indexer.types import WorkerRank
@@ -74,10 +75,11 @@ class MissingEvents:
                 "the same version, and what its log says (docs/publishers.md)."
             )
         if self._namespace is None:
+            also, key = self._replays(name, ranks)
             return (
                 f"No KV events of dp_rank {numbers} have arrived yet: nothing that speaks ZMQ answers at "
-                f"{self._endpoints(name, ranks)}; check that the router reaches it, or state the right endpoint with "
-                "--worker URL,events=tcp://HOST:PORT."
+                f"{self._endpoints(name, ranks)}{also}; check that the router reaches it, or state the right endpoint "
+                f"with --worker URL,events=tcp://HOST:PORT{key}."
             )
         if all(map(self._indexer.reported, ranks)):
             return f"Load reports of dp_rank {numbers} arrive, but no KV events: the log of its publisher says why."
@@ -88,8 +90,18 @@ class MissingEvents:
 
     def _endpoints(self, name: str, ranks: list[WorkerRank]) -> str:
         """What the operator states is the endpoint of rank 0; those of the other ranks follow from it."""
-        worker = self._fleet.workers[name]
-        if worker.spec.events:
-            return worker.spec.events
-        told = {each.dp_rank: each.endpoint for each in worker.description.event_sources} if worker.description else {}
+        if stated := self._fleet.workers[name].spec.events:
+            return stated
+        told = {each.dp_rank: each.endpoint for each in self._sources(name)}
         return ", ".join(told.get(rank.dp_rank, "its endpoint") for rank in ranks[:_NAMED])
+
+    def _replays(self, name: str, ranks: list[WorkerRank]) -> tuple[str, str]:
+        """Events wait for their replay: one that is not answered holds them up while the engine has nothing new."""
+        told = {each.dp_rank: each.replay for each in self._sources(name)}
+        each = [told.get(rank.dp_rank) for rank in ranks[:_NAMED]]
+        there = self._fleet.workers[name].spec.replay or ", ".join(filter(None, each))
+        return (f", or at {there} for their replay", ",replay=tcp://HOST:PORT") if there else ("", "")
+
+    def _sources(self, name: str) -> tuple[EventSource, ...]:
+        description = self._fleet.workers[name].description
+        return description.event_sources if description else ()

@@ -204,7 +204,7 @@ async def test_a_replay_that_cannot_be_asked_for_is_said_once_and_events_still_c
     assert caplog.text.count("No replay of the engine's events can be asked for") == 1
 
 
-async def test_an_unanswered_replay_does_not_hold_up_the_stream() -> None:
+async def test_an_unanswered_replay_does_not_hold_up_the_stream(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(deaf=True) as engine, following(engine.source, replay_timeout=0.02) as (log, _):
         await engine.subscribed()
         await engine.publish(stored(0))
@@ -215,6 +215,9 @@ async def test_an_unanswered_replay_does_not_hold_up_the_stream() -> None:
             await asyncio.sleep(0.01)
         lost = log.said.index("lost track")
         await until(lambda: log.said == [*engine.payloads[:lost], "lost track", *engine.payloads[lost + 1 :]])
+        (told,) = [record for record in caplog.records if "replay" in record.getMessage()]
+        assert "does not answer" in told.getMessage()
+        assert told.__dict__["fields"] == {"endpoint": engine.source.endpoint, "replay": engine.source.replay}
 
 
 async def test_an_engine_that_stood_still_is_known_exactly_when_it_goes_on() -> None:

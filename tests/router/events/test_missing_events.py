@@ -172,7 +172,12 @@ def test_a_publisher_whose_rank_is_learned_anew_is_not_said_to_be_silent(caplog:
 
 
 @pytest.mark.parametrize(
-    ("stated", "named"), [("", " tcp://w:5557, tcp://w:5558;"), (",events=tcp://x:1", " tcp://x:1;")]
+    ("stated", "named"),
+    [
+        ("", " tcp://w:5557, tcp://w:5558;"),
+        (",events=tcp://x:1", " tcp://x:1;"),
+        (",events=tcp://x:1,replay=tcp://x:2", " tcp://x:1, or at tcp://x:2 for their replay;"),
+    ],
 )
 def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, named: str) -> None:
     """Load comes all the same, since it is asked for over HTTP."""
@@ -183,6 +188,17 @@ def test_without_a_broker_it_is_told_where_events_should_come_from(stated: str, 
     missed = watched.problem(PATIENCE)
     assert all(word in missed for word in ("dp_rank 0, 1 ", named, "--worker URL,events=tcp://HOST:PORT"))
     assert "--worker-id" not in missed
+
+
+def test_a_replay_that_nobody_answers_is_named_too() -> None:
+    """Events wait for it, so none have come where it alone is shut off."""
+    watched = Watched(None)
+    sources = tuple(EventSource(each.dp_rank, each.endpoint, f"tcp://w:565{each.dp_rank}") for each in SOURCES)
+    watched.worker.description = EngineDescription("vllm", dp_size=2, event_sources=sources)
+    watched.missing_events.tick(0.0)
+    missed = watched.problem(PATIENCE)
+    assert " tcp://w:5557, tcp://w:5558, or at tcp://w:5650, tcp://w:5651 for their replay;" in missed
+    assert missed.endswith(" --worker URL,events=tcp://HOST:PORT,replay=tcp://HOST:PORT.")
 
 
 async def last_problem(router: RunningRouter, client: RawClient) -> Any:
