@@ -31,6 +31,7 @@ from router.store.shared_store import SharedStore
 from router.store.spec import StoreSpec
 from router.tokens.errors import Reason
 from router.workers.fleet import Fleet
+from router.workers.status import RankStatus, WorkerStatus
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = DOCS / "configuration.md"
@@ -112,6 +113,11 @@ def documented() -> dict[str, Documented]:
     )
     assert len(rows) == len({name for name, *_ in rows}), "a metric is listed twice"
     return {name: Documented(kind, tuple(labels.split(", ")) if labels else ()) for name, kind, labels in rows}
+
+
+@pytest.mark.parametrize("name", [*WorkerStatus.__struct_fields__, *RankStatus.__struct_fields__])
+def test_what_ready_shows_is_explained(name: str) -> None:
+    assert re.search(rf"^\| .*`{name}`.* \| .+ \|$", (DOCS / "troubleshooting.md").read_text("utf-8"), re.MULTILINE)
 
 
 def test_every_metric_is_listed_with_its_type_and_labels_and_no_other() -> None:
