@@ -170,11 +170,17 @@ def test_a_switch_has_two_flags() -> None:
         (
             [],
             {"ROUTER_WORKER": "http://a,http://b"},
-            "ROUTER_WORKER: 'http://b' in 'http://a,http://b' is not key=value; the keys are events, replay, block_size, "
-            "role, connector, bootstrap_port, host, store, name; each worker needs its own --worker (in YAML a line, in "
-            "ROUTER_WORKER a blank before it).",
+            (
+                "ROUTER_WORKER: 'http://b' in 'http://a,http://b' is not key=value; the keys are events, replay, "
+                "block_size, role, connector, bootstrap_port, host, store, name; each worker needs its own --worker "
+                "(in YAML a line, in ROUTER_WORKER a blank before it)."
+            ),
         ),
-        (["--worker", "http://a:1 http://b:1"], {}, "--worker: 'http://a:1 http://b:1' holds a blank; each worker needs"),
+        (
+            ["--worker", "http://a:1 http://b:1"],
+            {},
+            "--worker: 'http://a:1 http://b:1' holds a blank; each worker needs",
+        ),
         ([], {"ROUTER_WORKER": "http://a http://a"}, "ROUTER_WORKER: two workers have the URL 'http://a:80'."),
         (["--config", "", "--worker", "http://a"], {}, "--config: . cannot be read: Is a directory."),
         (["--config", "/nowhere.yaml"], {}, "--config: /nowhere.yaml cannot be read: No such file or directory."),
