@@ -48,7 +48,10 @@ def run(settings: Settings, source: Source | None = None, member: Member | None 
         return 1
     app = App(settings, member, source)  # before the loop: a signal ends it while it compiles
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        return runner.run(_serve(app, settings, source, member))
+        status = runner.run(_serve(app, settings, source, member))
+    if status == 0:  # last, behind what signals say: the log of a router that was killed ends otherwise
+        log_event(logger, logging.INFO, "Ended")
+    return status
 
 
 def _warn(settings: Settings) -> None:
@@ -74,7 +77,6 @@ async def _serve(app: App, settings: Settings, source: Source | None, member: Me
     await app.close()
     if orphaned:
         orphaned.cancel()
-    log_event(logger, logging.INFO, "Ended")  # else a log could not tell whoever stops a router from what kills it
     return 0
 
 

@@ -100,6 +100,8 @@ async def test_a_second_signal_ends_at_once(slow: Sim, logs: Path) -> None:
             with pytest.raises(aiohttp.ClientError):
                 await stream.read()
         assert router.ended() == 0
+        assert "Second signal: ending at once in_flight=1" in router.log
+        assert router.log.endswith(" info    router Ended\n")
         assert "Traceback" not in router.log
     wait_for(
         lambda: re.search(r"^vllm:num_requests_running\S* 0(\.0)?$", get(slow.urls[0] + "/metrics")[1], re.MULTILINE)
