@@ -337,7 +337,7 @@ class Server:
             if name == worker.id or name.rstrip("/") == worker.spec.url:
                 return worker
         shown = self._guard is None or self._guard.shows_workers(request.head)
-        these = f"; these there are: {', '.join(sorted(workers))}" if shown else ""
+        these = f"; those here: {', '.join(sorted(workers))}" if shown else ""
         raise BadRequest(400, f"There is no worker {name!r}{these}.")
 
 

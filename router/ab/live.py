@@ -106,7 +106,7 @@ def comparison(
         raise RunError(f"{', '.join(urls)} served no request of any arm yet; ask again later")
     base = baseline or next((name for name in arms if not name.startswith("kv")), next(iter(arms)))
     if base not in arms:
-        raise RunError(f"there is no arm {base!r}; these there are: {', '.join(arms)}")
+        raise RunError(f"there is no arm {base!r}; there are {', '.join(arms)}")
     whole = sum(arm.requests for arm in arms.values())
     return Comparison(
         title=f"Live traffic compared: {', '.join(arms)}",

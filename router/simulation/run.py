@@ -98,7 +98,7 @@ def find_policy(name: str) -> Policy:
         if name in known_policies():  # policies of installed packages cannot be loaded here
             raise RunError(str(error)) from None
         there_are = ", ".join([*known_policies(), *sorted(_MODES), AFFINITY])
-        raise RunError(f"there is no policy {name!r}; these there are: {there_are}") from None
+        raise RunError(f"there is no policy {name!r}; there are {there_are}") from None
 
 
 def _exceeds(total: float) -> Callable[[Sequence[Sample]], bool]:

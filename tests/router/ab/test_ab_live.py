@@ -233,7 +233,7 @@ def test_an_address_is_told_as_it_is() -> None:
         (
             read_arms([told(kv=1, random=1)]),
             "least-loaded",
-            "there is no arm 'least-loaded'; these there are: kv, random",
+            "there is no arm 'least-loaded'; there are kv, random",
         ),
         ({}, None, "served no request of any arm yet"),
     ],

@@ -137,7 +137,7 @@ async def test_workers_are_named_only_to_who_may_see_them(a: ScriptedWorker, key
         told = [
             error(await client.ask(post("/v1/embeddings", b"{}", bearer(key), to)))["message"] for key in (ONE, ADMIN)
         ]
-    assert told == ["There is no worker 'nobody'.", "There is no worker 'nobody'; these there are: a."]
+    assert told == ["There is no worker 'nobody'.", "There is no worker 'nobody'; those here: a."]
 
 
 async def test_metrics_are_for_admin_keys(a: ScriptedWorker, keys: str) -> None:

@@ -95,9 +95,7 @@ def test_affinity_follows_the_longest_prefix() -> None:
 
 def test_policies_have_names() -> None:
     assert isinstance(find_policy("affinity"), Cheapest)
-    with pytest.raises(
-        RunError, match=r"there is no policy 'fastest'; these there are: auto, .*, round-robin, affinity$"
-    ):
+    with pytest.raises(RunError, match=r"there is no policy 'fastest'; there are auto, .*, round-robin, affinity$"):
         find_policy("fastest")
 
 
