@@ -79,6 +79,14 @@ def test_flags_of_the_parser_that_are_no_settings_are_on_the_page() -> None:
         assert f"`{flag}" in text
 
 
+def test_every_header_of_the_routers_own_is_on_the_page() -> None:
+    """But for the one by which routers know what comes back to them."""
+    sources = (path.read_text("utf-8") for path in (DOCS.parent / "router").rglob("*.py"))
+    headers = {name for source in sources for name in re.findall(r"\bx-router-[a-z-]+[a-z]", source)} - {"x-router-via"}
+    assert len(headers) > 5, "they are found at all"
+    assert headers <= set(re.findall(r"`(x-router-[a-z-]+)`", CONFIGURATION.read_text("utf-8").lower()))
+
+
 class Documented(NamedTuple):
     kind: str
     labels: tuple[str, ...]
