@@ -167,15 +167,14 @@ UNBOUNDED = 1 << 62
 """Tokens, or requests, of a limit that no engine has told."""
 
 
-class Cost:
-    """The cost of each candidate, in any unit; lower is better."""
+class Cost(NamedTuple):
+    """The cost of each candidate, in any unit; lower is better. A tuple, which takes whatever third parties give."""
 
-    def __init__(self, values: Costs, prompt: float, open: npt.NDArray[np.bool_] | None = None) -> None:  # noqa: A002 -- what third parties call it
-        self.values = values
-        self.prompt = prompt
-        """Cost of the whole prompt's prefill in that unit: the scale of the temperature."""
-        self.open = open
-        """Which candidates are ready for the request; it is held while the chosen one is not. None: all are."""
+    values: Costs
+    prompt: float
+    """Cost of the whole prompt's prefill in that unit: the scale of the temperature."""
+    open: npt.NDArray[np.bool_] | None = None
+    """Which candidates are ready for the request; it is held while the chosen one is not. None: all are."""
 
 
 class CostPolicy(Protocol):
