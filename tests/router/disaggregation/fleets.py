@@ -205,6 +205,7 @@ async def running(specs: tuple[WorkerSpec, ...], **changes: Any) -> AsyncIterato
         "connect_timeout": 60.0,
         "tokenizer": "engine",
         "kv_events": False,
+        "load_interval": 3600.0,  # what an engine tells in the middle of a request may be more than is booked
         "pd_timeout": 30.0,
         "seed": 1,
         "port": 0,
