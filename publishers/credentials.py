@@ -7,7 +7,7 @@ import logging
 import re
 import ssl
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -104,10 +104,10 @@ def warn_of_readable(paths: Iterable[str | None]) -> None:
 
 
 def make_session(
-    urls: Callable[[], Iterable[str]], key: str | None = None, context: ssl.SSLContext | None = None
+    urls: Callable[[], Collection[str]], key: str | None = None, context: ssl.SSLContext | None = None
 ) -> aiohttp.ClientSession:
-    """For asking the engines at `urls`, those of the moment, which alone are shown `key`. It follows no redirect, which
-    could lead anywhere, and keeps no cookie."""
+    """For asking the engines at `urls`, those of the moment (another object whenever they are others), which alone are
+    shown `key`. It follows no redirect, which could lead anywhere, and keeps no cookie."""
     # No limit: engines are as many as were stated, and those that do not answer must not keep others waiting.
     connector = aiohttp.TCPConnector(ssl=context or True, limit=0)
     middlewares = () if key is None else (_ShowKey(urls, key),)
@@ -123,13 +123,19 @@ async def _refuse_redirect(*_: object) -> NoReturn:
 
 
 class _ShowKey:
-    def __init__(self, urls: Callable[[], Iterable[str]], key: str) -> None:
+    def __init__(self, urls: Callable[[], Collection[str]], key: str) -> None:
         self._urls = urls
         self._value = f"Bearer {key}"
+        self._read: Collection[str] = ()
+        self._origins: frozenset[URL] = frozenset()
+        """Of the URLs read last. With every request, those of a thousand engines would take milliseconds."""
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        if request.url.origin() in {URL(url).origin() for url in self._urls()}:
+        urls = self._urls()
+        if urls is not self._read:
+            self._read, self._origins = urls, frozenset(URL(url).origin() for url in urls)
+        if request.url.origin() in self._origins:
             request.headers["Authorization"] = self._value
         return await handler(request)

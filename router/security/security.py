@@ -80,7 +80,7 @@ class Security:
 
     def make_session(self, fleet: Fleet) -> aiohttp.ClientSession:
         """For asking the workers, and what stands beside them."""
-        return self.workers.session(lambda: (worker.spec.url for worker in fleet.workers.values()))
+        return self.workers.session(lambda: fleet.urls)
 
     def warn(self) -> None:
         """Of files that others may read, and of a certificate that clients will not take, in the log."""

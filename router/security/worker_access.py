@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 import aiohttp
@@ -30,8 +30,8 @@ class WorkerAccess(NamedTuple):
     context: Newest | None = None
     """For `https://`; None: the system's authorities, and no certificate of ours."""
 
-    def session(self, urls: Callable[[], Iterable[str]]) -> aiohttp.ClientSession:
-        """For asking the workers at `urls`, those of the moment."""
+    def session(self, urls: Callable[[], Collection[str]]) -> aiohttp.ClientSession:
+        """For asking the workers at `urls`: see `make_session`."""
         return make_session(urls, self.key, self.context)
 
 

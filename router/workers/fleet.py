@@ -43,6 +43,7 @@ class Fleet:
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.workers = {worker.id: worker for worker in workers}
+        self._urls: frozenset[str] | None = None
         self._invalidate()
 
     def _invalidate(self) -> None:
@@ -66,12 +67,14 @@ class Fleet:
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id] = worker
+        self._urls = None
         self._invalidate()
 
     def remove(self, worker: Worker) -> None:
         """It stays marked as draining, for those who still hold it."""
         worker.draining = True
         del self.workers[worker.id]
+        self._urls = None
         self._invalidate()
 
     def drain(self, worker: Worker, draining: bool) -> None:
@@ -143,6 +146,13 @@ class Fleet:
         if worker.engine_ids != ids:
             worker.engine_ids = ids
             self._invalidate()
+
+    @property
+    def urls(self) -> frozenset[str]:
+        """Of all workers: the same object until one comes or goes."""
+        if self._urls is None:
+            self._urls = frozenset(worker.spec.url for worker in self.workers.values())
+        return self._urls
 
     @property
     def up(self) -> list[Worker]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -120,6 +121,32 @@ async def test_a_key_is_shown_to_the_engines_named_and_to_nobody_else() -> None:
         for one in (engine, stranger):
             await get(session, f"{one.url}/health")
     assert (engine.authorizations, stranger.authorizations) == (["Bearer SECRET"], [None])
+
+
+async def test_who_is_shown_the_key_is_worked_out_once_until_engines_come_or_go() -> None:
+    """With a thousand engines it takes milliseconds, and each is asked every second."""
+    read = 0
+
+    class Urls(tuple[str, ...]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal read
+            read += 1
+            return super().__iter__()
+
+    async with running(HttpEngine()) as one, running(HttpEngine()) as other:
+        urls = Urls([one.url])
+        async with make_session(lambda: urls, "SECRET") as session:
+            for engine in (one, other, one, other):
+                await get(session, engine.url)
+            assert read == 1
+            urls = Urls([other.url])
+            for engine in (one, other):
+                await get(session, engine.url)
+    assert (one.authorizations, other.authorizations) == (
+        ["Bearer SECRET", "Bearer SECRET", None],
+        [None, None, "Bearer SECRET"],
+    )
+    assert read == 2
 
 
 async def test_no_redirect_is_followed() -> None:

@@ -116,6 +116,19 @@ def test_the_same_candidates_are_the_same_object_until_a_worker_goes_or_comes() 
     assert names(before) == ["a#0/16", "b#0/16"]
 
 
+def test_the_urls_are_the_same_object_until_a_worker_goes_or_comes() -> None:
+    one, other = worker("a"), worker("b")
+    found = fleet(one)
+    urls = found.urls
+    found.mark_down(one, "gone")
+    assert found.urls is urls
+    assert urls == {"http://a:8000"}
+    found.add(other)
+    assert found.urls == {"http://a:8000", "http://b:8000"}
+    found.remove(one)
+    assert found.urls == {"http://b:8000"}
+
+
 def test_who_excludes_nobody_that_could_serve_waits_with_those_who_exclude_nobody() -> None:
     """When hundreds of workers die at once, the requests of each exclude another one, and each pass of the queue looks
     at all that have other candidates."""
