@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import prometheus
 from engines.description import EngineDescription
 from engines.load import poll
 from engines.probe import Answer
@@ -69,6 +72,25 @@ def test_vllm_as_recorded(moment: str, expected: RankLoad) -> None:
     found, asked = drive(poll(VLLM), answers("vllm-0.32.0", moment))
     assert found == {0: expected}
     assert asked == ["/metrics"]
+
+
+def test_labels_are_read_once_unless_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM repeats its configuration, forty labels, with every answer."""
+    read, names = [], prometheus._LABEL
+
+    class Labels:
+        def match(self, text: str, place: int) -> re.Match[str] | None:
+            read.append(len(text))
+            return names.match(text, place)
+
+    prometheus._known_labels.cache_clear()
+    monkeypatch.setattr(prometheus, "_LABEL", Labels())
+    usual, many = (f'engine="3",read_once="{"x" * size}"' for size in (1000, 4096))
+    for _ in range(3):
+        for labels in (usual, many):
+            found = load(VLLM, {"/metrics": text(f"vllm:num_requests_running{{{labels}}} 7")})
+            assert found[3].request_active_slots == 7
+    assert Counter(read) == {len(usual): 2, len(many): 6}
 
 
 def sglang_recorded(waiting: int, running: int, tokens: int, usage: float) -> RankLoad:
