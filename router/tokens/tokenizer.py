@@ -159,14 +159,15 @@ def _probes(reference: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 def _add_tokens(reference: tokenizers.Tokenizer, decoder: object) -> None:
-    """Tokens that only tokenizer_config.json names, added as `transformers` adds them."""
+    """Those of tokenizer_config.json, added as `transformers` adds them: also where tokenizer.json has them with other
+    flags, or as any other part of words."""
     entries = sorted(decoder.items(), key=lambda item: int(item[0])) if isinstance(decoder, dict) else []
-    for _, token in entries:
-        flags = {
-            key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in token
-        }
-        if reference.token_to_id(token["content"]) is None:
-            reference.add_tokens([tokenizers.AddedToken(token["content"], **flags)])
+    reference.add_tokens([_added_token(token) for _, token in entries])  # at once: each call takes time for all of them
+
+
+def _added_token(token: Mapping[str, Any]) -> tokenizers.AddedToken:
+    flags = {key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in token}
+    return tokenizers.AddedToken(token["content"], **flags)
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> ChatTemplates | None:

@@ -152,6 +152,17 @@ def test_tokens_that_only_the_config_names_are_added(tmp_path: Path) -> None:
     assert len(adding.encode("<tool>", False)) == 1
 
 
+def test_tokens_that_the_config_names_are_as_it_says(tmp_path: Path, reference: tokenizers.Tokenizer) -> None:
+    """As in `transformers`, even if tokenizer.json has them without these flags, or as any other part of words."""
+    decoder = {
+        "2": {"content": "<|im_end|>", "special": True, "lstrip": True, "rstrip": True},
+        str(reference.token_to_id("fo")): {"content": "fo"},
+    }
+    tokenizer = load_tokenizer(write_model(tmp_path, CONFIG | {"added_tokens_decoder": decoder}))
+    for text, parts in [("a <|im_end|> b", ["a", "<|im_end|>", "b"]), ("a fox", ["a", "Ġ", "fo", "x"])]:
+        assert tokenizer.encode(text, False).tolist() == list(map(reference.token_to_id, parts))
+
+
 @pytest.mark.parametrize("text", [None, "{", "{}"])
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
     if text is not None:
