@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -90,14 +91,14 @@ def test_half_a_surrogate_pair_is_refused(model_folder: Path) -> None:
     assert caught.value.reason == "malformed"
 
 
-def fake_fastokens(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list[int]]) -> None:
+def fake_fastokens(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str, bool], list[int]]) -> None:
     class Fake:
         @staticmethod
         def from_json_str(text: str) -> Fake:
             return Fake()
 
         def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
-            return array("I", encode(texts[0])).tobytes(), b""
+            return array("I", encode(texts[0], add_special_tokens)).tobytes(), b""
 
         def enable_segment_cache(self, max_bytes: int) -> None: ...
 
@@ -106,21 +107,54 @@ def fake_fastokens(monkeypatch: pytest.MonkeyPatch, encode: Callable[[str], list
     monkeypatch.setitem(sys.modules, "fastokens", module)
 
 
-def refuse(text: str) -> list[int]:
+def refuse(text: str, special: bool) -> list[int]:
     raise Exception("unknown model")  # noqa: TRY002 - as the library does
 
 
-@pytest.mark.parametrize("encode", [lambda text: [1], refuse], ids=["differs", "refuses"])
+@pytest.mark.parametrize("encode", [lambda text, special: [1], refuse], ids=["differs", "refuses"])
 def test_a_library_that_differs_or_fails_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     model_folder: Path,
     reference: tokenizers.Tokenizer,
-    encode: Callable[[str], list[int]],
+    encode: Callable[[str, bool], list[int]],
 ) -> None:
+    caplog.set_level("INFO")
     fake_fastokens(monkeypatch, encode)
     tokenizer = load_tokenizer(model_folder)
     assert tokenizer.backend == "tokenizers"
     assert tokenizer.encode("the fox", True).tolist() == reference.encode("the fox").ids
+    assert "fastokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        lambda text, special, before: text.startswith("naïve"),
+        lambda text, special, before: text == "<s><|im_start|><|im_end|>",
+        lambda text, special, before: "<|im_start|> text " in text,
+        lambda text, special, before: len(text) > 1000,
+        lambda text, special, before: special,
+        lambda text, special, before: not special,
+        lambda text, special, before: before > 0,
+    ],
+    ids=["a text", "special tokens", "text between them", "long text", "special", "not special", "the second time"],
+)
+def test_a_library_that_differs_somewhere_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    model_folder: Path,
+    reference: tokenizers.Tokenizer,
+    differs: Callable[[str, bool, int], bool],
+) -> None:
+    asked: Counter[tuple[str, bool]] = Counter()
+
+    def encode(text: str, special: bool) -> list[int]:
+        before = asked[text, special]
+        asked[text, special] += 1
+        return [] if differs(text, special, before) else reference.encode(text, add_special_tokens=special).ids
+
+    fake_fastokens(monkeypatch, encode)
+    assert load_tokenizer(model_folder).backend == "tokenizers"
 
 
 def test_the_fast_library_is_not_needed(monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
@@ -161,6 +195,28 @@ def test_tokens_that_the_config_names_are_as_it_says(tmp_path: Path, reference: 
     tokenizer = load_tokenizer(write_model(tmp_path, CONFIG | {"added_tokens_decoder": decoder}))
     for text, parts in [("a <|im_end|> b", ["a", "<|im_end|>", "b"]), ("a fox", ["a", "Ġ", "fo", "x"])]:
         assert tokenizer.encode(text, False).tolist() == list(map(reference.token_to_id, parts))
+
+
+@pytest.mark.parametrize(
+    ("config", "vocabulary"),
+    [
+        (None, 1000),
+        ({"vocab_size": 900}, 1000),
+        ({"vocab_size": 2000}, 2000),
+        ({"text_config": {"vocab_size": 2000}}, 2000),
+    ],
+    ids=str,
+)
+def test_every_id_that_the_model_knows_is_below_the_size_of_its_vocabulary(
+    tmp_path: Path, config: dict[str, object] | None, vocabulary: int
+) -> None:
+    folder = write_model(tmp_path)
+    model = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    model["model"]["vocab"]["the last"] = 999  # no other has an id near it
+    (folder / "tokenizer.json").write_text(json.dumps(model), "utf-8")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    assert load_tokenizer(folder).vocabulary == vocabulary
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}"])
