@@ -139,6 +139,22 @@ def test_different_hashes_have_different_names(hashes: list[int | bytes]) -> Non
     assert len(set(block_names(hashes).tolist())) == len(patterns)
 
 
+def test_long_numbers_are_more_than_their_last_64_bits() -> None:
+    assert len(set(block_names([7, 7 + 2**64, 7 + 2**200]).tolist())) == 3
+
+
+def test_another_tables_blocks_are_adopted_copy_by_copy() -> None:
+    known, handles = BlockHandles(), BlockHandles()
+    known.store(Tier.GPU, range(900), None, range(900), 1, 0)
+    names, hashes = known.find(range(900))
+    before = hashes.tolist()
+    assert handles.adopt(Tier.CPU, names[:1], hashes[:1]).tolist() == before[:1]
+    assert handles.adopt(Tier.CPU, names, hashes).tolist() == before[1:]
+    assert hashes.tolist() == before
+    assert len(handles._names) == len(handles._held) > 1024
+    assert [handles.remove(Tier.CPU, names).tolist() for _ in range(2)] == [before[1:], before[:1]]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=300), st.integers(0, 60))
 def test_places_close_up_behind_what_is_removed(steps: list[tuple[bool, int]], shift: int) -> None:
     """Against a plain counter, where many names want the same places."""
