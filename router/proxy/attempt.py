@@ -171,7 +171,7 @@ class Attempt:
         if exchange.first_byte is not None:
             if out:
                 exchange.connection.write(out)
-        elif not (head.events and exchange.split is None and self._begins_with_error(head, relay, out)):
+        elif out and not (head.events and exchange.split is None and self._begins_with_error(head, relay, out)):
             self._begin_answer(head, relay, out)
 
     def _begins_with_error(self, head: Head, relay: Relay, out: bytes) -> bool:

@@ -353,6 +353,32 @@ def test_a_fault_in_what_tokens_teach_costs_neither_the_answer_nor_the_release(
     assert all("could not be learned from" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("size", [5, 1000])
+def test_another_worker_is_tried_for_a_stream_that_begins_with_an_error_in_whatever_pieces_it_comes(size: int) -> None:
+    relayed = Relayed(held=True, others=1)
+    relayed.send()
+    relayed.answer(EVENTS, *(FULL[at : at + size] for at in range(0, len(FULL), size)))
+    assert relayed.is_waiting
+    assert relayed.client.written == b""
+
+
+def test_another_worker_is_tried_for_a_stream_that_breaks_in_its_first_event() -> None:
+    relayed = Relayed(held=True, others=1)
+    relayed.send()
+    relayed.answer(EVENTS, EVENT[:-5])
+    relayed.at_worker.connection_lost(ConnectionResetError("reset"))
+    assert relayed.is_waiting
+    assert relayed.client.written == b""
+
+
+def test_who_answers_is_remembered_by_the_whole_first_event() -> None:
+    seen: list[bytes] = []
+    relayed = Relayed(on_first_bytes=lambda worker, first: seen.append(first))
+    relayed.answer(EVENTS, EVENT[:5], EVENT[5:], EVENT)
+    assert seen == [EVENT]
+    assert relayed.body == EVENT + EVENT
+
+
 def test_a_fault_in_remembering_who_answers_costs_neither_the_answer_nor_the_release(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

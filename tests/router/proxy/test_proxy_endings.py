@@ -94,7 +94,7 @@ async def test_a_broken_event_stream_ends_in_an_error_event(a: ScriptedWorker, b
 PING = chunk(b'event: ping\ndata: {"type":"ping"}\n\n')
 
 
-@pytest.mark.parametrize(("first", "last"), [(PING, PING * 3), (chunk(b": no event\n\n"), b""), (PING[:20], b"")])
+@pytest.mark.parametrize(("first", "last"), [(PING, PING * 3), (chunk(b": no event\n\n"), b"")])
 async def test_a_broken_stream_of_messages_ends_in_an_event_that_is_named_error(
     a: ScriptedWorker, first: bytes, last: bytes
 ) -> None:
