@@ -384,6 +384,17 @@ async def test_a_client_that_leaves_meanwhile() -> None:
         await router.at_rest()
 
 
+async def test_the_prefill_of_the_rest_is_over_with_its_first_token() -> None:
+    async with fleet(engine("a", 4), engine("b", 1)) as (router, client, (first, second)):
+        client.send(post(path_of("completions"), json.dumps(asking("completions")).encode()))
+        await client.head()
+        first.go_on.set()
+        await until(lambda: migrations(router) == {"continued": 1})
+        loads = [router.samples(f"router_load_{what}") for what in ("requests", "prefill_tokens")]
+        assert loads == [{"w1": 1}, {}]
+        second.go_on.set()
+
+
 async def test_a_worker_that_fails_before_its_first_token_is_no_migration() -> None:
     def dies_at_once(dialogue: Dialogue) -> None:
         says_that_it_died(dialogue)
