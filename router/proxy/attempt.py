@@ -159,10 +159,11 @@ class Attempt:
         if sending is None or head is None or relay is None or sending.connection is None:
             return
         opening = self._opening
-        if opening and not self.begun:
+        if opening:
             data, boundary = opening.add(data, boundary)
             if self._retries_if(opening.fails(data), data, _AN_ERROR) or opening.hold(data, boundary):
                 return
+            self._opening = None  # the answer goes to the client
         out = relay.body(data, boundary)
         # Told in any case: what follows an event that is held back here must not overtake it.
         sending.connection.pass_events(exchange.connection.write if relay.clean else None)
@@ -187,12 +188,7 @@ class Attempt:
 
     def _retries_if(self, fails: bool, data: bytes, reason: str) -> bool:
         """`data`: the answer, or how it begins."""
-        if not fails:
-            return False
-        if self._exchange.retries(_failure(data, reason)):
-            return True
-        self._opening = None  # the answer goes to the client
-        return False
+        return fails and self._exchange.retries(_failure(data, reason))
 
     def on_chunks(self, chunks: int) -> None:
         if self._sending:

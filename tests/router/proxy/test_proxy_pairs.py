@@ -33,6 +33,7 @@ from tests.fakes.scripted_worker import (
 )
 from tests.fakes.waiting import until
 from tests.router.disaggregation.fleets import running
+from tests.router.http.test_chunked import chunk
 from tests.router.proxy.running import RunningRouter
 
 BODY = b'{"prompt": "hello", "max_tokens": 8}'
@@ -668,6 +669,34 @@ async def test_a_decode_worker_that_is_told_to_stop_before_its_first_token(
         router.app._fleet.mark_down(router.app._fleet.workers["d2"], "gone")
         got = await ask(router, body, path=path)
         assert (got.status, b'"abort"' in got.body) == (200, True), "nobody else is there"
+
+
+ROLE, TOKEN = chunk(b"data: %b\n\n" % ABORTED["/v1/chat/completions"][0]), chunk(b"data: 1\n\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [(ROLE, TOKEN, [ROLE, TOKEN]), (TOKEN[:-2], TOKEN[-2:], [TOKEN])],
+    ids=["role", "token"],
+)
+async def test_a_decode_workers_stream_is_passed_on_in_order_and_as_soon_as_it_says_something(
+    p: ScriptedWorker, d: ScriptedWorker, first: bytes, second: bytes, shown: list[bytes]
+) -> None:
+    async def script(dialogue: Dialogue) -> None:
+        dialogue.send(SSE + first)
+        await dialogue.go_on.wait()
+        dialogue.send(second)
+        await dialogue.gone.wait()
+
+    d.then(script)
+    async with router_of("nixl", p, d) as router, router.client() as client:
+        client.send(post(body=STREAMED))
+        connections = router.app._fleet.workers["d"].pool._open
+        await until(lambda: any(connection.latest == first for connection in connections))
+        d.go_on.set()
+        await client.head()
+        assert [(await client.chunk())[0] for _ in shown] == shown
+        client.vanish()
 
 
 @pytest.mark.parametrize("connector", ["nixl", "sglang"])
