@@ -168,6 +168,14 @@ def test_a_body_that_ends_before_its_stream_is_not_ended() -> None:
     assert not router.record.done
 
 
+def test_lines_of_a_stream_may_end_as_those_of_http() -> None:
+    told = b'data: {"choices":[{"index":0,"text":"x","token_ids":[%d]%b}]}\r\n\r\n'
+    events = chunk(told % (5, b',"prompt_token_ids":[1]')) + chunk(told % (6, b""))
+    record = Record(False, False, None)
+    RecordedEvents(record).body(events, len(events))
+    assert record.output.tolist() == [5, 6]
+
+
 def test_an_event_beyond_all_bounds_is_passed_on_and_is_the_end_of_it() -> None:
     case = Case("completions", {"stream": True, "max_tokens": 3, "prompt": [0]}, Engine([0], [1, 2, 3], [1]))
     router = Router(case, held_limit=50)
