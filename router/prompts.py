@@ -21,7 +21,7 @@ from engines.description import Model, bases
 from engines.disaggregation.legs import answer_limit, read_body
 from engines.pretokenized import with_ids
 from indexer.hashing import Tokens, pack_tokens
-from indexer.types import PLAIN, Namespace
+from indexer.types import Namespace
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
 from router.answering import Answering
@@ -203,18 +203,14 @@ class Prompts:
     ) -> None:
         if base:
             routing.too_short = self._too_short(base.id, inference, len(ids))
-        namespace = self._namespace(inference)
+        namespace = self._context.fleet.namespace(inference.model, inference.cache_salt)
         routing.prompt = _with_others(self._context.hash_prompt(ids, namespace), inference, fields)
-
-    def _namespace(self, inference: Inference) -> Namespace:
-        adapter, salt = self._context.fleet.lora_name(inference.model), inference.cache_salt
-        return PLAIN if adapter is None and salt is None else Namespace(adapter, salt)
 
     def _set_beginning(self, routing: RequestRouting, inference: Inference, ids: Tokens) -> None:
         """Of a chat with an image: the text in front of the first one has tokens that can be known, and may have been
         sent before, when there was no image yet. They are looked up too, but never more of them than stand for the
         whole prompt."""
-        namespace = self._namespace(inference)
+        namespace = self._context.fleet.namespace(inference.model, inference.cache_salt)
         begins = self._context.hash_prompt(ids[: routing.prompt.tokens], namespace)
         routing.prompt = routing.prompt._replace(begins=begins.hashes)
 

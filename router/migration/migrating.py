@@ -189,7 +189,7 @@ class Migration:
     @property
     def namespace(self) -> Namespace:
         """The namespace in which those tokens are cached."""
-        return Namespace(self._all.fleet.lora_name(self._inference.model), self._inference.cache_salt)
+        return self._all.fleet.namespace(self._inference.model, self._inference.cache_salt)
 
     def count(self, outcome: Outcome) -> None:
         self._all.outcomes[outcome] += 1

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from engines.description import EngineDescription, EngineKind, Model, bases
+from indexer.types import PLAIN, Namespace
 from publishers.logs import log_event
 from router.scheduling.candidates import Candidates, Split
 from router.split.pairing import make_split, ranks_of
@@ -369,6 +370,11 @@ class Fleet:
         served = self.models().get(model)
         found = served[1] if served else self._models_of_down().get(model)
         return found.adapter if found else None
+
+    def namespace(self, model: str | None, cache_salt: str | None) -> Namespace:
+        """That of a request's prompt. Most have neither an adapter nor a salt: theirs is not made anew."""
+        adapter = self.lora_name(model)
+        return PLAIN if adapter is None and cache_salt is None else Namespace(adapter, cache_salt)
 
 
 def _candidates(able: Iterable[Worker]) -> Candidates:
