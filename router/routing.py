@@ -207,10 +207,10 @@ class RequestRouting:
         if self._context.has_store:
             told += b"x-router-store-tokens: %d\r\n" % decision.stored_tokens
         lines = _rank_lines(worker, decision.rank)
+        part: Part = "whole" if decision.split is None else "prefill"
         if self.spans:
-            part: Part = "whole" if decision.split is None else "prefill"
             lines += self.spans.begin_leg(part, decision.rank, decision.overlap_tokens)
-        leg = Leg(worker, decision, booking, lines, told, self._with_rank(worker, decision.rank, self._body))
+        leg = Leg(worker, decision, booking, lines, told, self._with_rank(worker, decision.rank, self._body), part)
         if self._migration:
             self._migration.fill(leg)
         return leg
@@ -232,7 +232,7 @@ class RequestRouting:
     def _pair(self, decision: Decision, booking: Booking) -> Pair:
         leg = self._leg(decision, booking)
         body, together = self._bodies.begin(leg.worker, decision.rank.dp_rank)
-        leg.body, leg.part = self._with_rank(leg.worker, decision.rank, body), "prefill"
+        leg.body = self._with_rank(leg.worker, decision.rank, body)
         decode = self._decode(leg, None, self._exclude) if together else None
         return Pair(leg, decode, self._bodies.number, self._context.leg_timeout, self._decode_timeout())
 

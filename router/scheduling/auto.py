@@ -51,10 +51,10 @@ class Auto:
         self._copies = Copies()
 
     def cost(self, situation: Situation) -> Cost:
-        counts, ranks = situation.counts, len(situation.candidates)
+        ranks = len(situation.candidates)
         values, may_go = np.empty(ranks), np.empty(ranks, np.bool_)
         least, other, rent = auto_costs(
-            counts,
+            situation.counts,
             situation.estimates,
             situation.prompt_tokens,
             1 + self.delay(situation) + _behind(situation),

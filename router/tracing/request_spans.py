@@ -17,7 +17,6 @@ from router.openai.inference import ENDPOINTS, INPUTS, RENDERED
 from router.proxy.legs import Part
 from router.proxy.outcome import Outcome
 
-FIRST_BYTE: Final = "first byte"
 _NAMES: Final[Mapping[Part, str]] = {"whole": "worker", "prefill": "prefill worker", "decode": "decode worker"}
 _ROUTES: Final = frozenset((*ENDPOINTS, *GENERATE, *RENDERED, *INPUTS, *PASSED_ON))
 """Paths that name a span. Any other may hold an id, and collectors expect few names."""
@@ -69,7 +68,7 @@ class RequestSpans:
         for part in [*self._legs]:
             self.end_leg(part)
         if outcome.first_byte is not None:
-            self._span.add_event(FIRST_BYTE, timestamp=self._began + int(outcome.first_byte * _NANOSECONDS))
+            self._span.add_event("first byte", timestamp=self._began + int(outcome.first_byte * _NANOSECONDS))
         told: _Attributes = {
             "http.response.status_code": outcome.status,
             "router.end": outcome.end,

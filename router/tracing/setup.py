@@ -23,9 +23,9 @@ def make_telemetry(endpoint: str | None, version: str) -> Telemetry | None:
     """`version`: the router's."""
     if endpoint is None:
         return None
-    from router.tracing.telemetry import telemetry_to  # noqa: PLC0415 -- an extra
+    from router.tracing.telemetry import Telemetry  # noqa: PLC0415 -- an extra
 
-    return telemetry_to(endpoint, version)
+    return Telemetry(endpoint, version)
 
 
 def _is_installed(package: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from router.http.messages import RequestHead
 from router.tracing.exporter import Exporter
@@ -25,14 +25,15 @@ _LAST: Final = 2.0
 
 
 class Telemetry:
-    """Implements `Tracing`. `version`: the router's."""
+    """Implements `Tracing`."""
 
-    def __init__(self, exporter: SpanExporter, version: str) -> None:
+    def __init__(self, endpoint: str, version: str) -> None:
+        """`endpoint`: see `Exporter`. `version`: the router's."""
         own = Resource({"service.name": "kv-router", "service.version": version})
         resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())
-        self._exporter = exporter
+        self._exporter = Exporter(endpoint, time.monotonic)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("router", version)
 
     def begin(self, head: RequestHead, model: str | None, request_id: bytes) -> RequestSpans:
@@ -44,8 +45,3 @@ class Telemetry:
         last.start()
         await asyncio.to_thread(last.join, _LAST)
         self._exporter.shutdown()  # it would try again, if it has not ended
-
-
-def telemetry_to(endpoint: str, version: str) -> Telemetry:
-    """`endpoint`: see `Exporter`."""
-    return Telemetry(Exporter(endpoint, time.monotonic), version)
