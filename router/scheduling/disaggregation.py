@@ -17,6 +17,7 @@ from router.scheduling.auto_costs import memory_waits
 from router.scheduling.candidates import Split
 from router.scheduling.decision import Onward
 from router.scheduling.present import Present
+from router.scheduling.received import Received
 from router.scheduling.transfer import Transfers, prior_seconds
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ first token. With 1, ranks that could compute prompts idle; with 0.1, streams st
 docs/disaggregation.md)."""
 
 
+SPREAD: Final = 0.1
+"""Up to this share of a transfer is added on the decode rank that received most lately (see `received`)."""
+
+
 class Disaggregation:
     def __init__(self) -> None:
         self.transfers = Transfers()
+        self.received = Received()
         self._whole, self._prefill = Auto(), Auto()
 
     def splits(self, scheduler: Scheduler, whole: Present, prefills: Present, split: Split) -> bool:
@@ -72,7 +78,8 @@ class Disaggregation:
         transfers, steps = works * self.transfers.factors(near, now), present.step_seconds
         taken, capacity = present.memory_tokens, present.capacity_tokens
         memory = memory_waits(taken, new, prompt_tokens, capacity, present.residence_seconds)
-        costs = transfers + memory + HORIZON * steps + present.queue_seconds
+        spread = SPREAD * self.received.shares(candidates, now)
+        costs = (1 + spread) * transfers + memory + HORIZON * steps + present.queue_seconds
         best = int(costs.argmin())
         return Onward(
             candidates=candidates,

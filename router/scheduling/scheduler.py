@@ -129,7 +129,9 @@ class Scheduler:
     ) -> DecodeBooking:
         """Book what `select_decode` found; the caller must release it however the request ends. `source`: the prefill
         rank."""
-        return DecodeBooking(self, source, onward, prompt_tokens, now, streamed, others)
+        booking = DecodeBooking(self, source, onward, prompt_tokens, now, streamed, others)
+        self.disaggregation.received.add(onward.rank, booking.moved_tokens, now)
+        return booking
 
     def reserve(self, decision: Decision, now: float, streamed: bool = True, others: Others = ALONE) -> Booking:
         """Book the decision's prefill and active tokens; the caller must release it however the request ends.
@@ -161,6 +163,7 @@ class Scheduler:
         self.backlog.watch(rank)
         for loads in self.loads:
             loads.watch(rank)
+        self.disaggregation.received.watch(rank)
         self.latency.watch(rank)
 
     def in_flight(self, rank: WorkerRank) -> int:
@@ -173,6 +176,7 @@ class Scheduler:
         self.backlog.forget(rank)
         for loads in self.loads:
             loads.forget(rank)
+        self.disaggregation.received.forget(rank)
         self.latency.forget(rank)
 
 

@@ -142,6 +142,22 @@ def test_who_decodes_by_host() -> None:
         assert decodes(choosing, fleet(whole=(), near=near), 20_000) == name
 
 
+def test_who_decodes_of_idle_workers_is_who_received_least_lately() -> None:
+    """The others' caches would stay empty."""
+    choosing, apart = scheduler(), fleet(whole=())
+    decision = choosing.select(apart, 4096, holding_on_gpu({}), 0.0)
+
+    def next_one(now: float) -> str:
+        onward = choosing.select_decode(decision, holding_on_gpu({}), now, prefilled=True)
+        choosing.reserve_decode(P, onward, 4096, now, streamed=True).release(now)
+        return onward.rank.worker_id
+
+    assert [next_one(now) for now in (0.0, 1.0, 2.0, 3.0)] == ["d1", "d2", "d1", "d2"]
+    choosing.forget(D2)
+    choosing.watch(D2, BLOCK)
+    assert [next_one(now) for now in (4.0, 5.0)] == ["d2", "d2"], "it may be another worker by now"
+
+
 def test_who_decodes_by_what_it_holds() -> None:
     assert decodes(scheduler(), fleet(whole=()), 50_000, {D2: 3000}) == "d2"
     assert decodes(scheduler(), fleet(whole=()), 50_000, {D1: 3000}) == "d1"

@@ -157,6 +157,17 @@ def test_streams_stop_less_where_prompts_are_computed_elsewhere() -> None:
     assert ttft <= 1.6 * mixed_ttft
 
 
+def test_the_caches_of_all_idle_decode_workers_are_used() -> None:
+    """Eight prompts that come again and again fit into four of them, and not into one."""
+    settings = FleetSettings(workers=6, prefill=2, decode=4, cache_tokens=20_000)
+    virtual = VirtualFleet(settings, Cheapest(Auto()))
+    prompts = [[number * 10 + block for block in range(8)] for number in range(8)]
+    asked = [Row(600 * number, 4097, 20, (*prompts[number % 8], 1000 + number)) for number in range(48)]
+    assert fates(virtual.run(asked)) == {"answered"}
+    moved = sum(worker.scheduler.counters.transferred_tokens for worker in virtual.workers.values())
+    assert moved <= 8 * 4097 + 40 * 512, "each prompt once, and the end of its last block"
+
+
 def test_the_rank_that_decodes_holds_the_prompt_afterwards() -> None:
     virtual = fleet(1, 1, workers=2)
     row = rows(5)[0]
