@@ -29,8 +29,6 @@ STALL: Final = 0.5
 """Weight of a second for which a prefill stalls a stream of the same rank, compared with a second of waiting for a
 first token. With 1, ranks that could compute prompts idle; with 0.1, streams stall for seconds (figures in
 docs/disaggregation.md)."""
-
-
 SPREAD: Final = 0.1
 """Up to this share of a transfer is added on the decode rank that received most lately (see `received`)."""
 
