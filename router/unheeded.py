@@ -15,6 +15,7 @@ _KEYS: Final = "with --api-keys each key names its tenant"
 _NO_TOKENS: Final = "with --tokenizer engine the router makes no tokens that it could send"
 _PATIENCE: Final = "only --slo-action queue holds requests that would miss an objective"
 _HELD: Final = "--queue-timeout ends what it would hold before"
+_BUFFERED: Final = "--max-buffered is less, and no larger body is taken"
 _NAMESPACE: Final = "with --event-plane local there is no broker that others share"
 _EVENT_HOST: Final = "with a broker, publishers read the engines' events, and take an --event-host each"
 _NO_TLS: Final = "no worker's URL begins with https://"
@@ -48,6 +49,8 @@ def _by_others(settings: Settings) -> Iterator[tuple[str, str | None]]:
     if s.slo_patience != Settings.slo_patience:
         held = _HELD if s.slo_patience > s.queue_timeout else None
         yield "--slo-patience", held if s.slo_action == "queue" else _PATIENCE
+    stated = s.max_body_size != Settings.max_body_size
+    yield "--max-body-size", _BUFFERED if stated and s.max_body_size > s.max_buffered else None
     yield "--event-namespace", _NAMESPACE if s.event_namespace != Settings.event_namespace and is_local else None
     yield "--event-host", _EVENT_HOST if s.event_host and not is_local else None
     told = any(worker.events or worker.replay for worker in s.workers)
