@@ -174,8 +174,9 @@ class Tallies(Collector):
         tally = self.worker(leg.worker.id if leg else "")
         tally.ends[outcome.status, outcome.end] += 1
         tally.duration.observe(outcome.duration)
-        if outcome.first_byte is not None:
-            tally.first_byte.observe(outcome.first_byte)
+        first_byte = None if outcome.is_error else outcome.first_byte  # an error does not tell how long answers take
+        if first_byte is not None:
+            tally.first_byte.observe(first_byte)
         parted = outcome.parted
         if outcome.cached_tokens is not None:
             reporter = self._workers.get(parted.prefill_worker) if parted else tally
@@ -185,8 +186,8 @@ class Tallies(Collector):
             self.parted.prefilled(parted)
         # Where both parts are sent at once, the second may be over before the first has answered.
         in_two = parted is not None or (leg is not None and leg.part == "decode")
-        if in_two and outcome.first_byte is not None and not outcome.is_error:
-            self.parted.decoded(parted, outcome.duration - outcome.first_byte if streamed else None)
+        if in_two and first_byte is not None:
+            self.parted.decoded(parted, outcome.duration - first_byte if streamed else None)
 
     def keep(self, workers: Collection[str]) -> None:
         """Drop the metrics of all workers but these: the others have left."""
@@ -272,7 +273,7 @@ _PARTS = {
 _HISTOGRAMS = (
     (
         "router_first_byte_seconds",
-        "From a request read to the first byte of its answer (streamed: TTFT).",
+        "From a request read to the first byte of its answer, errors left out (streamed: TTFT).",
         "first_byte",
     ),
     ("router_request_seconds", "From a request read to the end of its answer.", "duration"),

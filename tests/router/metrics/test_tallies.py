@@ -64,7 +64,7 @@ class Theirs:
         }
         self.first_byte = TheirHistogram(
             "router_first_byte_seconds",
-            "From a request read to the first byte of its answer (streamed: TTFT).",
+            "From a request read to the first byte of its answer, errors left out (streamed: TTFT).",
             ["worker"],
             buckets=_SECONDS,
             registry=self.registry,
@@ -248,6 +248,7 @@ def test_in_two_parts_was_served_what_was_decoded(
     tallies = Tallies()
     tallies.finished(Outcome(None, status, end, first_byte, 3.0, None, None, Parted("p", 1.0, 0.5, Prefilled())), True)
     assert tallies.parted.requests == decoded
+    assert sum(tallies.worker("").first_byte._counts) == decoded, "errors say nothing of how long an answer takes"
     assert (tallies.parted.prefill.sum, tallies.parted.decode.sum) == (1.0, float(decoded))
 
 
