@@ -6,25 +6,25 @@ import logging
 import math
 from collections.abc import Callable
 
-from engines.description import EngineKind
 from engines.disaggregation.answer import Prefilled
 from engines.shaping import rank_headers
 from indexer.kv_indexer import PromptHashes
 from indexer.matches import Matches
 from indexer.types import WorkerRank
-from router.arms import Arm
 from router.context import UNKNOWN, Prompt, RouterContext
 from router.events.index_audit import Claim
 from router.http.messages import ARM, CAME_BACK, Response, header_lines
 from router.migration.migrating import Migration
 from router.openai.errors import error_response
+from router.predicted_blocks import PredictedBlocks
 from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair, Part
 from router.proxy.outcome import Outcome
 from router.refusals import no_worker, over_length, pinned_worker_cannot, too_busy
 from router.routing_log import log_decision, log_failure
+from router.routing_options import RoutingOptions
 from router.scheduling.admission import Refusal
-from router.scheduling.booking import Booking, DecodeBooking
+from router.scheduling.booking import Booking
 from router.scheduling.candidates import Candidates
 from router.scheduling.decision import Decision
 from router.scheduling.others import Others
@@ -36,7 +36,6 @@ from router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-
 _SLOWEST_TOKEN = 0.5
 """Seconds that a decode worker may take per token of an answer that is not streamed: ten times what a crowded engine
 takes."""
@@ -45,39 +44,6 @@ _MOST_TOKENS = 1 << 31
 _FIRST = -(1 << 62)
 """A priority before all that clients may state."""
 _NOBODY: frozenset[str] = frozenset()
-
-
-class RoutingOptions:
-    """What a request asks for about its routing."""
-
-    pinned: Worker | None = None
-    """The worker that it names; no other may serve it."""
-    ttft_slo: float | None = None
-    """Seconds."""
-    priority: int = 0
-    streamed: bool = False
-    arm: Arm | None = None
-    """Its arm of a live A/B test."""
-    body: bytes | None = None
-    """The body of a request that may be served in two parts."""
-    name_rank: Callable[[bytes, int], bytes] | None = None
-    """Puts a data-parallel rank into `body`, where no header picks one."""
-    tenant: str = ""
-    """By its API key, or by its tenant header; "" for all other requests together."""
-    ended: Callable[[], None] | None = None
-    """Called once when it is over."""
-    migration: Migration | None = None
-    """Set if another worker may continue its answer."""
-    request_id: bytes = b""
-    engine: EngineKind | None = None
-    """The only kind that takes it; None: all do."""
-    recomputed: bool = False
-    """Its engine may compute all of the prompt, whatever it holds, so that what it reports as cached cannot be compared
-    with the index."""
-    uncached: bool = False
-    """Its engine surely does."""
-
-
 _NONE = RoutingOptions()
 
 
@@ -116,8 +82,7 @@ class RequestRouting:
         """Who holds how much of the prompt, as of the last look, until the request is sent."""
         self._claim: Claim | None = None
         """What the audit of the index compares with the engine's report."""
-        self._before: dict[WorkerRank, int] = {}
-        """Tokens of an `uncached` prompt that ranks held before it was sent there: its decisions say 0."""
+        self._predicted = PredictedBlocks(context, options.uncached)
         self.ttft_slo = options.ttft_slo
         self.priority = options.priority
         self.tenant = options.tenant
@@ -274,7 +239,7 @@ class RequestRouting:
         onward = context.scheduler.select_decode(decision, self.matches(), now, prefilled=answer is not None)
         worker = context.fleet.workers[onward.rank.worker_id]
         self._tell_breaker(worker)
-        self._predict(onward.rank, worker)
+        self._predicted.add(self.prompt, onward.rank, worker)
         named = b"x-router-prefill-worker: %s\r\n%s" % (prefill.worker.id.encode(), prefill.answer_lines)
         lines, body = _rank_lines(worker, onward.rank), self._with_rank(worker, onward.rank, written)
         if self.spans:
@@ -401,21 +366,12 @@ class RequestRouting:
         note_failure(context.fleet, leg, failure, context.clock())
         # A worker that has computed the prompt holds it, even if the failure is that nobody is left to decode.
         if failure.harmless and leg is not self._prefilled:
-            self._retract(leg)
+            self._predicted.take_back(self.prompt, leg)
         if retried and not self._goes_on and self._candidates(_NOBODY):  # else it waits until a worker is up
             context.retries.take()
         if failure.kind != "unasked":  # no worker is to blame
             context.metrics.tallies.failed(leg, retried)
         log_failure(leg, failure, retried, self.request_id)
-
-    def _retract(self, leg: Leg) -> None:
-        """The worker has not computed the prompt: take back the blocks that were predicted to be there after it."""
-        rank, held = leg.decision.rank, leg.decision.overlap_tokens
-        if isinstance(leg.reservation, DecodeBooking):  # the decision is about the prefill worker
-            rank, held = leg.reservation.onward.rank, leg.reservation.onward.overlap_tokens
-        hashes, size, held = self.prompt.hashes, leg.worker.block_size, self._before.get(rank, held)
-        if hashes and held is not None:
-            self._context.retract(rank, hashes.chain(size)[-(-held // size) :], self.prompt.guessed)
 
     def labelled(self, response: Response) -> Response:
         if self._arm is None:
@@ -437,7 +393,7 @@ class RequestRouting:
     def _count(self, outcome: Outcome) -> None:
         context, leg = self._context, outcome.leg
         if 400 <= outcome.status < 500 and leg and outcome.end == "complete":  # the answer is the worker's own
-            self._retract(leg)
+            self._predicted.take_back(self.prompt, leg)
         if outcome.status == CAME_BACK and leg:
             context.fleet.loop_found(leg.worker, context.clock())
         context.metrics.tallies.finished(outcome, self.streamed)
@@ -491,20 +447,7 @@ class RequestRouting:
         comparable = not self._recomputed and not self.prompt.guessed
         if context.audit and self._found is not None and self.prompt.hashes and comparable:
             self._claim = context.audit.claim(decision, self._found, self.prompt.hashes, now)
-        self._predict(decision.rank, worker)
-
-    def _predict(self, rank: WorkerRank, worker: Worker) -> None:
-        hashes = self.prompt.hashes
-        if hashes and worker.keeps_prefixes:
-            if self._uncached:
-                self._before[rank] = self._tokens_at(rank, worker.block_size)
-            self._context.predict(rank, hashes.chain(worker.block_size), self.prompt.guessed)
-
-    def _tokens_at(self, rank: WorkerRank, block_size: int) -> int:
-        """Leading tokens of the prompt that `rank` holds, whether or not its engine will use them."""
-        found = self._context.matches(self.prompt)
-        prefix = None if found is None else found.prefix_of(rank)
-        return prefix.blocks * block_size if prefix else 0
+        self._predicted.add(self.prompt, decision.rank, worker)
 
 
 def _with_implied_zero(outcome: Outcome) -> Outcome:

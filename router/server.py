@@ -39,7 +39,8 @@ from router.openai.kept_responses import KeptResponses, read_kept
 from router.own_pages import ONE_MODEL, OwnPages, no_such_model
 from router.prompts import Prompts
 from router.proxy.exchange import Exchange
-from router.routing import RequestRouting, RoutingOptions
+from router.routing import RequestRouting
+from router.routing_options import RoutingOptions
 from router.security.guard import Guard, Tenant
 from router.security.passed_on import check_passed_on, content_kind
 from router.store.shared_store import SharedStore

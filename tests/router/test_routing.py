@@ -25,7 +25,8 @@ from router.proxy.failures import Failure
 from router.proxy.legs import Leg, Pair
 from router.proxy.outcome import Outcome
 from router.retry_budget import RetryBudget
-from router.routing import RequestRouting, RoutingOptions
+from router.routing import RequestRouting
+from router.routing_options import RoutingOptions
 from router.scheduling.admission import Admission
 from router.scheduling.balance import LeastLoaded
 from router.scheduling.decision import Decision
