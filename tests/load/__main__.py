@@ -141,7 +141,7 @@ def page(rows: Sequence[Row], command: str) -> str:
         [
             "# Load",
             "",
-            f"Made by `{command}`; do not edit. What it does: [reliability.md](../reliability.md#load).",
+            f"Made by `{command}`; do not edit. What it does: [long-tests.md](../long-tests.md#load).",
             "",
             *(f"- {fact}" for fact in facts),
             "",

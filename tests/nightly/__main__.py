@@ -71,7 +71,7 @@ def page(done: Sequence[Done]) -> str:
         [
             "# Long tests",
             "",
-            "Made by `scripts/nightly`; do not edit. What the parts do: [reliability.md](../reliability.md).",
+            "Made by `scripts/nightly`; do not edit. What the parts do: [long-tests.md](../long-tests.md).",
             "",
             *(f"- {fact}" for fact in machine.facts()),
             "",

@@ -28,7 +28,7 @@ def page(outcome: Outcome, command: str) -> str:
         [
             "# Soak",
             "",
-            f"Made by `{command}`; do not edit. What it does: [reliability.md](../reliability.md#soak).",
+            f"Made by `{command}`; do not edit. What it does: [long-tests.md](../long-tests.md#soak).",
             "",
             *(f"- {fact}" for fact in machine.facts()),
             f"- {settings.minutes:g} min, {outcome.rate:.0f} requests a second; {settings.engines} simulated engines",
