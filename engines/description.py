@@ -63,6 +63,8 @@ class EngineDescription(msgspec.Struct, frozen=True):
     """The type of the numbers in its cache, as it was stated to the engine: `auto` is the model's own type."""
     max_running: int | None = None
     """Requests that run at once per rank."""
+    max_loras: int | None = None
+    """LoRA adapters that run at once per rank."""
     tokenizer_path: str | None = None
     keeps_prefixes: bool = True
     """False: its prefix cache is off, so it never holds anything of an earlier prompt."""

@@ -19,3 +19,4 @@ class RankLoad(msgspec.Struct, frozen=True):
     request_total_slots: Count | None = None
     kv_active_blocks: Count | None = None
     kv_total_blocks: Count | None = None
+    lora_total_slots: Count | None = None

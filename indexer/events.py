@@ -101,6 +101,8 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_total_slots: Count | None = None
     kv_active_blocks: Count | None = None
     kv_total_blocks: Count | None = None
+    lora_total_slots: Count | None = None
+    """LoRA adapters that run at once."""
 
     @property
     def rank(self) -> WorkerRank:

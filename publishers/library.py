@@ -179,6 +179,7 @@ class WorkerMetricsPublisher:
         request_total_slots: int | None = None,
         kv_active_blocks: int | None = None,
         kv_total_blocks: int | None = None,
+        lora_total_slots: int | None = None,
     ) -> None:
         """Never blocks. None for what is not known; shares are 0–1 (see `indexer.events.LoadReport`)."""
         self._publisher.report(
@@ -190,5 +191,6 @@ class WorkerMetricsPublisher:
                 request_total_slots=request_total_slots,
                 kv_active_blocks=kv_active_blocks,
                 kv_total_blocks=kv_total_blocks,
+                lora_total_slots=lora_total_slots,
             )
         )

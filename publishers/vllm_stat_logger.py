@@ -59,6 +59,7 @@ class KVRouterStatLogger(StatLoggerBase):  # type: ignore[misc] # Any: vLLM is n
             request_total_slots=self._config.scheduler_config.max_num_seqs,
             kv_active_blocks=active_blocks(stats.kv_cache_usage, total) if total else None,
             kv_total_blocks=total,
+            lora_total_slots=getattr(getattr(self._config, "lora_config", None), "max_loras", None),
         )
 
     def _blocks(self) -> int | None:

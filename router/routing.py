@@ -136,6 +136,10 @@ class RequestRouting:
     def others(self) -> Others:
         return self.prompt.others
 
+    @property
+    def adapter(self) -> str | None:
+        return self._context.fleet.lora_name(self.model)
+
     def candidates(self) -> Candidates:
         return self._candidates(self._exclude)
 

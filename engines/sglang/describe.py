@@ -47,6 +47,7 @@ def describe(host: str, models: tuple[Model, ...], info: object, model_info: obj
         total_blocks=tokens // block_size if tokens and block_size else None,
         kv_dtype=text(server.get("kv_cache_dtype")),
         max_running=_max_running(server, dp_size),
+        max_loras=whole(server.get("max_loras_per_batch"), 1) if _has_adapters(server) else None,
         tokenizer_path=_tokenizer_path(server, mapping(model_info), models),
         keeps_prefixes=server.get("disable_radix_cache") is not True,
         cuts_prompts=server.get("allow_auto_truncate") is True,
@@ -82,6 +83,11 @@ def _max_running(server: dict[str, Any], dp_size: int) -> int | None:
         return min(known)
     together = whole(server.get("max_running_requests"), 1)
     return None if together is None else max(1, together // dp_size)
+
+
+def _has_adapters(server: dict[str, Any]) -> bool:
+    """Whether it was started for adapters; the limit has a default all the same."""
+    return bool(server.get("enable_lora") or server.get("lora_paths"))
 
 
 def _event_sources(host: str, server: dict[str, Any], dp_size: int) -> tuple[tuple[EventSource, ...], tuple[str, ...]]:

@@ -76,4 +76,5 @@ def _rank_load(entry: dict[str, Any], description: EngineDescription) -> RankLoa
         request_total_slots=whole(entry.get("max_running_requests"), 1) or description.max_running,
         kv_active_blocks=None if used is None or block_size is None else -(-used // block_size),
         kv_total_blocks=description.total_blocks if total is None or block_size is None else total // block_size,
+        lora_total_slots=description.max_loras,
     )

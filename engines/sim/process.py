@@ -60,6 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name of a served LoRA adapter; repeat the flag for each",
     )
+    text = "most LoRA adapters that each rank runs at once (default: any number)"
+    add("--max-loras", type=int, metavar="N", help=text)
     add("--block-size", type=int, default=default.block_size, help="tokens per KV block (default %(default)s)")
     add(
         "--cache-tokens",

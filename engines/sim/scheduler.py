@@ -65,6 +65,7 @@ class Scheduler:
 
     With `decode_blocks_at_finish` generated blocks enter the cache when their request finishes (SGLang), else as they
     fill (vLLM). `emit_every`: tokens at its multiples and the last are emitted; others may be, or cost no time here.
+    `max_loras`: LoRA adapters that run at once; None: any number.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class Scheduler:
         answers: Sequence[int] = (3,),
         decode_blocks_at_finish: bool = False,
         emit_every: int = 1,
+        max_loras: int | None = None,
     ) -> None:
         self.cache = PrefixCache(cache_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_loras = max_loras
         self.timing = timing
         self.slowdown = 1.0
         self.running: list[Request] = []
@@ -282,11 +285,16 @@ class Scheduler:
         self._blocked = (request, self.cache.free_blocks)
 
     def _admit(self, work: StepWork, scheduled: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
-        """Waiting requests in order, while budget, seats and blocks for the whole prompt last; who loads how much."""
+        """Waiting requests in order, while budget, seats and blocks for the whole prompt last; who loads how much.
+        Those whose adapter does not fit beside the ones that run are overtaken."""
         budget = self._budget(work)
         loading: list[tuple[Request, int]] = []
+        overtaken: list[Request] = []
         while self.waiting and budget > 0 and self._seats > 0:
             request = self.waiting[0]
+            if not self._adapter_fits(request):
+                overtaken.append(self.waiting.popleft())
+                continue
             remote = _to_fetch(request)
             if not self._start(request):
                 break
@@ -301,7 +309,15 @@ class Scheduler:
             _count_work(work, request, new)
             scheduled.append((request, new))
             budget -= new
+        self.waiting.extendleft(reversed(overtaken))
         return loading
+
+    def _adapter_fits(self, request: Request) -> bool:
+        adapter = request.namespace.lora_name
+        if adapter is None or self.max_loras is None:
+            return True
+        running = {each.namespace.lora_name for each in self.running} - {None}
+        return adapter in running or len(running) < self.max_loras
 
     def _load(self, request: Request) -> int:
         """Blocks for the whole prompt of a request just started, and how many of its tokens must be fetched."""

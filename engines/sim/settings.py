@@ -31,6 +31,8 @@ class SimSettings:
     model: str = "sim"
     loras: tuple[str, ...] = ()
     """Further model names, each an adapter with prefixes of its own."""
+    max_loras: int | None = None
+    """Adapters that each rank runs at once; None: any number."""
     block_size: int = 16
     cache_tokens: int = 262_144
     """Per rank."""
@@ -66,6 +68,8 @@ class SimSettings:
         for name in ("workers", "block_size", "max_num_seqs", "max_num_batched_tokens", "dp_size", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag_of(name)} must be at least 1")
+        if self.max_loras is not None and self.max_loras < 1:
+            raise ValueError("--max-loras must be at least 1")
         if self.cache_blocks < 1:
             raise ValueError(f"--cache-tokens must hold a block, of {self.block_size} tokens (--block-size)")
         if not 0 < self.speedup < math.inf:

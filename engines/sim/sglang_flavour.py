@@ -183,6 +183,7 @@ class SglangFlavour(Flavour):
     def _server_info(self) -> Json:
         settings, rank = self.facts.settings, self.facts.ranks[0]
         path = settings.tokenizer or settings.model
+        loras = {"enable_lora": True, "max_loras_per_batch": settings.max_loras or len(settings.loras)}
         return {
             "model_path": path,
             "tokenizer_path": path,
@@ -206,6 +207,7 @@ class SglangFlavour(Flavour):
             "disaggregation_bootstrap_port": self.facts.place.bootstrap_port or BOOTSTRAP_PORT,
             "disaggregation_transfer_backend": "mooncake",
             "internal_states": [{"effective_max_running_requests_per_dp": settings.max_num_seqs}],
+            **(loras if settings.loras else {}),
         }
 
     def _kv_events(self) -> Json | None:

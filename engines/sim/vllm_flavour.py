@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from engines.sim.flavour import (
     token_counts,
 )
 from engines.sim.generation import Refused
+from engines.sim.request import Request
 from engines.sim.scheduler import Scheduler
 
 VERSION = "0.32.0"
@@ -157,6 +158,9 @@ class VllmFlavour(Flavour):
         lines = rank_metrics(GAUGES, COUNTERS, labels, ranks)
         for each, rank in zip(labels, ranks, strict=True):
             lines += self._rank_lines(each, rank)
+        limit = self.facts.settings.max_loras
+        if limit is not None:
+            lines.append(f'vllm:lora_requests_info{{max_lora="{limit}",{_adapters(ranks)}}} 1.0')
         return "\n".join(lines) + "\n"
 
     def _rank_lines(self, labels: str, rank: Scheduler) -> list[str]:
@@ -194,6 +198,17 @@ class VllmFlavour(Flavour):
             "max_queue_size": HIGH_WATER_MARK,
             "topic": self.facts.topic,
         }
+
+
+def _adapters(ranks: Sequence[Scheduler]) -> str:
+    """Labels that name the adapters in use."""
+    running = _adapters_of(request for rank in ranks for request in rank.running)
+    waiting = _adapters_of(request for rank in ranks for request in rank.waiting)
+    return f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+
+
+def _adapters_of(requests: Iterable[Request]) -> str:
+    return ",".join(sorted({name for each in requests if (name := each.namespace.lora_name) is not None}))
 
 
 def _sources(rank: Scheduler) -> dict[str, int]:

@@ -129,6 +129,7 @@ class Worker:
             timing=settings.timing,
             answers=self.answers.tokens,
             decode_blocks_at_finish=decode_blocks_at_finish,
+            max_loras=settings.max_loras,
         )
         scheduler.slowdown = self._own_slowdown
         return scheduler

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from engines.answers import share, whole
 from engines.description import EngineDescription
 from engines.prometheus import read_samples
@@ -12,22 +14,29 @@ WAITING = "vllm:num_requests_waiting"
 USAGE = "vllm:kv_cache_usage_perc"
 QUERIES = "vllm:prefix_cache_queries_total"
 HITS = "vllm:prefix_cache_hits_total"
+_MAX_LORAS = re.compile(rb'\nvllm:lora_requests_info\{.*?\bmax_lora="(\d{1,9})"')
+"""There from the first requests on: a line for each set of adapters that ever ran together, of which one is enough."""
 _NAMES = frozenset({RUNNING, WAITING, USAGE, QUERIES, HITS})
 
 
 def read(exposition: bytes, description: EngineDescription) -> dict[int, RankLoad]:
     """By rank; the description supplies what the metrics leave out."""
-    samples = read_samples(exposition, _NAMES | {CONFIG})
+    samples, loras = read_samples(exposition, _NAMES | {CONFIG}), _MAX_LORAS.search(exposition)
     total_blocks = blocks_of_each([sample for sample in samples if sample.name == CONFIG]) or description.total_blocks
     figures: dict[int, dict[str, float]] = {}
     for sample in samples:
         engine = sample.labels.get("engine", "0")  # versions before data parallelism had no such label
         if sample.name != CONFIG and is_rank(engine) and int(engine) >= description.first_rank:
             figures.setdefault(int(engine) - description.first_rank, {})[sample.name] = sample.value
-    return {rank: _rank_load(known, total_blocks, description.max_running) for rank, known in figures.items()}
+    max_loras = int(loras[1]) if loras else None
+    return {
+        rank: _rank_load(known, total_blocks, description.max_running, max_loras) for rank, known in figures.items()
+    }
 
 
-def _rank_load(known: dict[str, float], total_blocks: int | None, max_running: int | None) -> RankLoad:
+def _rank_load(
+    known: dict[str, float], total_blocks: int | None, max_running: int | None, max_loras: int | None
+) -> RankLoad:
     usage = share(known.get(USAGE))
     return RankLoad(
         num_requests_waiting=_count(known.get(WAITING)),
@@ -37,6 +46,7 @@ def _rank_load(known: dict[str, float], total_blocks: int | None, max_running: i
         request_total_slots=max_running,
         kv_active_blocks=None if usage is None or total_blocks is None else active_blocks(usage, total_blocks),
         kv_total_blocks=total_blocks,
+        lora_total_slots=max_loras,
     )
 
 

@@ -21,13 +21,14 @@ BLOCK_TOKENS = 512
 
 class Row(msgspec.Struct, frozen=True):
     """One request. `timestamp` in ms since the trace began; lengths in tokens, as is `block_tokens`, the content of one
-    hash id; the last id may stand for fewer."""
+    hash id; the last id may stand for fewer. `adapter`: the LoRA adapter that is asked for."""
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
     block_tokens: int = BLOCK_TOKENS
+    adapter: str | None = None
 
 
 def stretch(

@@ -20,16 +20,25 @@ class Booking:
     """One request's booking on one rank: its reservation in the load book, and what its tokens teach the latency model.
     Its owner releases it however the request ends."""
 
-    __slots__ = ("_answer", "_booked", "_others", "_rank", "_reservation", "_scheduler", "_token_at")
+    __slots__ = ("_adapter", "_answer", "_booked", "_others", "_rank", "_reservation", "_scheduler", "_token_at")
 
     def __init__(
-        self, scheduler: Scheduler, rank: WorkerRank, reservation: Reservation, now: float, others: Others
+        self,
+        scheduler: Scheduler,
+        rank: WorkerRank,
+        reservation: Reservation,
+        now: float,
+        others: Others,
+        adapter: str | None,
     ) -> None:
         self._scheduler = scheduler
         self._rank = rank
         self._reservation = reservation
         self._booked = now
         self._others = others
+        self._adapter = adapter
+        if adapter is not None:
+            scheduler.book.adapters.begin(rank, adapter)
         self._answer = 0
         """Tokens of the answer that were seen after the first."""
         self._token_at: float | None = None
@@ -61,6 +70,8 @@ class Booking:
         if self._reservation.released:
             return
         self._reservation.release()
+        if self._adapter is not None:
+            self._scheduler.book.adapters.end(self._rank, self._adapter)
         self._ended(now)
         self._scheduler.changed()
 
@@ -106,7 +117,7 @@ class PrefillBooking(Booking):
         prefill_tokens = 0 if past_prefill else tokens + further
         prompt_tokens, new_tokens = decision.prompt_tokens + further, decision.new_tokens + further
         reservation = scheduler.book.reserve(decision.rank, prefill_tokens, prompt_tokens, new_tokens, others.sequences)
-        super().__init__(scheduler, decision.rank, reservation, now, others)
+        super().__init__(scheduler, decision.rank, reservation, now, others, decision.adapter)
         self._streamed = streamed
         self._past_prefill = past_prefill
         self._handed_on = decision.split is not None
@@ -230,7 +241,7 @@ class DecodeBooking(Booking):
         further = others.tokens
         new_tokens = self.moved_tokens + further
         reservation = scheduler.book.reserve(onward.rank, 0, prompt_tokens + further, new_tokens, others.sequences)
-        super().__init__(scheduler, onward.rank, reservation, now, others)
+        super().__init__(scheduler, onward.rank, reservation, now, others, onward.adapter)
         self._source = source
         self.onward = onward
         self._streamed = streamed

@@ -251,6 +251,8 @@ class Onward(NamedTuple):
     overlap_tokens: int
     idle: bool
     """Whether nothing is in flight there."""
+    adapter: str | None = None
+    """The LoRA adapter that the request asks for."""
 
     @property
     def rank(self) -> WorkerRank:
@@ -271,6 +273,7 @@ class Decision:
         "_costs",
         "_predict",
         "_predicted",
+        "adapter",
         "best_overlap_tokens",
         "candidates",
         "disk_tokens",
@@ -317,6 +320,8 @@ class Decision:
         """Prompt tokens of the overlap that the rank will load from a tier below the GPU ..."""
         self.disk_tokens = 0
         """... and how many of these from disk."""
+        self.adapter: str | None = None
+        """The LoRA adapter that the request asks for."""
         self.onward: Onward | None = None
         """The decode rank as of now; it is chosen anew once the prompt is computed."""
 
@@ -358,7 +363,7 @@ class Decision:
             self._predict,
             split,
         )
-        twin._predicted, twin.onward = self._predicted, self.onward
+        twin._predicted, twin.onward, twin.adapter = self._predicted, self.onward, self.adapter
         twin.stored_tokens, twin.lower_tokens = self.stored_tokens, self.lower_tokens
         twin.disk_tokens = self.disk_tokens
         return twin

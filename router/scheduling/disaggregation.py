@@ -55,7 +55,8 @@ class Disaggregation:
     def onward(self, scheduler: Scheduler, split: Split, position: int, prefills: Present) -> Onward:
         """The decode rank that is likely for a request that may be prefilled at `position`, before it is sent there."""
         prefill = float(prefills.prefill_seconds[position]) if split.pushes[position] else 0.0
-        return self.decode(scheduler, split, position, prefill, prefills.prompt_tokens, prefills.matches, prefills.now)
+        tokens, matches = prefills.prompt_tokens, prefills.matches
+        return self.decode(scheduler, split, position, prefill, tokens, matches, prefills.now, prefills.adapter)
 
     def decode(
         self,
@@ -66,11 +67,12 @@ class Disaggregation:
         prompt_tokens: int,
         matches: Matches | None,
         now: float,
+        adapter: str | None = None,
     ) -> Onward:
         """The decode rank of least cost for a request that is prefilled at `position`. `hidden`: seconds of transfer
         that overlap with the prefill, see `prior_seconds`."""
         candidates, near = split.decodes[position], split.near[position]
-        present = Present(scheduler, candidates, prompt_tokens, matches, now)
+        present = Present(scheduler, candidates, prompt_tokens, matches, now, adapter=adapter)
         new = prompt_tokens - present.overlap_tokens
         works = prior_seconds(new, hidden)
         transfers, steps = works * self.transfers.factors(near, now), present.step_seconds
@@ -91,4 +93,5 @@ class Disaggregation:
             open=bool(memory[best] == 0 or present.own_requests[best] == 0),
             overlap_tokens=int(present.overlap_tokens[best]),
             idle=not present.requests[best],
+            adapter=adapter,
         )

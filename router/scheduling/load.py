@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from indexer.events import LoadReport
 from indexer.types import RankSet, WorkerRank
+from router.scheduling.adapters import Adapters
 from router.scheduling.decision import UNBOUNDED
 from router.scheduling.figures import (
     ACTIVE,
@@ -149,6 +150,7 @@ class LoadBook:
         at most."""
         self._oldest = np.inf
         """When the oldest report came of which anything may have to expire; infinite if there is none."""
+        self.adapters = Adapters()
         self._table = shared.tables[shared.own] if shared else np.zeros((LOAD_ROWS, 1), np.int64)
         self._all_tables = shared.tables if shared else None
         self._own = shared.own if shared else 0
@@ -179,6 +181,7 @@ class LoadBook:
         place = self._places.add(rank)
         self._block_sizes[rank] = block_size
         self._reports.pop(rank, None)
+        self.adapters.forget(rank)
         if place in self._retired:  # in shared books a rank gets the place back that it had, and then holds it twice
             self._retired.discard(place)
             self._places.free(place)
@@ -193,6 +196,7 @@ class LoadBook:
             return
         del self._block_sizes[rank]
         self._reports.pop(rank, None)
+        self.adapters.forget(rank)
         self._reported_at[place] = -np.inf
         self._limits[:, place] = UNBOUNDED
         self._table[FOREIGN_REQUESTS : BEYOND + 1, place] = 0
@@ -253,6 +257,7 @@ class LoadBook:
         self._reported_at[place] = now
         reported_tokens = (report.kv_active_blocks or 0) * self._block_sizes[rank]
         self._note_limits(report, reported_tokens, place)
+        self.adapters.on_report(report)
         self._note_foreign_load(report, reported_tokens, place)
         self._oldest = min(self._oldest, now)
         self._count_most_anew(place)

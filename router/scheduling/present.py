@@ -38,8 +38,10 @@ class Present:
         stored: int = 0,
         limit: float = math.inf,
         queue: QueueState = NOTHING_HELD,
+        adapter: str | None = None,
     ) -> None:
-        """`stored`: leading prompt tokens that are in a shared store. `limit`: see `Situation`."""
+        """`stored`: leading prompt tokens that are in a shared store. `limit`: see `Situation`. `adapter`: the LoRA
+        adapter that is asked for."""
         self.candidates = candidates
         self.prompt_tokens = prompt_tokens
         self.now = now
@@ -48,6 +50,7 @@ class Present:
         self.matches = matches
         self._stored = stored
         self._queue = queue
+        self.adapter = adapter
         self._counts: Counts = _COUNTS
         self._estimates: Seconds = _ESTIMATES
         self._best = 0
@@ -116,6 +119,9 @@ class Present:
         ahead = self._queue.ahead.get(candidates)
         if ahead is not None:
             self._estimates[figures.AHEAD] = ahead
+        if self.adapter is not None:
+            waits = scheduler.book.adapters.waits(candidates, self.adapter, scheduler.latency.residence)
+            np.maximum(self._estimates[figures.QUEUE], waits, out=self._estimates[figures.QUEUE])
         counts = self._counts
         if self._stored:
             self._estimate_loads(scheduler.store_loads, counts[figures.STORED])

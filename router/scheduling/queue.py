@@ -239,6 +239,7 @@ class Queue:
             stored=waiting.stored_tokens,
             limit=self._admission.ttft_left(now - waiting.arrived, waiting.ttft_slo),
             queue=self._state(candidates, roomy, ahead),
+            adapter=waiting.adapter,
         )
 
     def _state(self, candidates: Candidates, roomy: Roomy | None, ahead: HeldWork) -> QueueState:

@@ -63,22 +63,25 @@ class Scheduler:
         stored: int = 0,
         limit: float = math.inf,
         queue: QueueState = NOTHING_HELD,
+        adapter: str | None = None,
     ) -> Decision:
         """Choose among `candidates`, which must not be empty.
 
         `matches` None: no overlap was looked up. The candidates of a `pinned` request are all ranks of the worker that
-        it named. `policy`: used instead of the scheduler's own. `stored` and `limit`: see `Present`.
+        it named. `policy`: used instead of the scheduler's own. `stored`, `limit` and `adapter`: see `Present`.
         """
         self._settle(now)
         split = candidates.split
-        present = Present(self, candidates.whole, prompt_tokens, matches, now, stored, limit, queue)
+        present = Present(self, candidates.whole, prompt_tokens, matches, now, stored, limit, queue, adapter)
         if split:
-            prefills = Present(self, split.prefills, prompt_tokens, matches, now, stored, limit, queue)
+            prefills = Present(self, split.prefills, prompt_tokens, matches, now, stored, limit, queue, adapter)
             if self.disaggregation.splits(self, present, prefills, split):
                 return self._select_prefill(prefills, split, policy)
         policy = policy or self._policy
         choice = self._choose_rank(present, policy) if pinned else policy.choose(present, self._random)
-        return _decision(present, choice, _predict)
+        decision = _decision(present, choice, _predict)
+        decision.adapter = adapter
+        return decision
 
     def _choose_rank(self, present: Present, policy: Policy) -> Choice:
         """Choose among the ranks of a worker that the request named. Each has a cache of its own, so the policy chooses
@@ -104,7 +107,7 @@ class Scheduler:
         if not onward.open:
             choice.hold = True
         decision = _decision(prefills, choice, partial(_predict_split, onward), split)
-        decision.onward = onward
+        decision.onward, decision.adapter = onward, onward.adapter
         return decision
 
     def select_decode(self, prefill: Decision, matches: Matches | None, now: float, prefilled: bool) -> Onward:
@@ -116,7 +119,8 @@ class Scheduler:
         hidden = 0.0
         if split.pushes[position] and not prefilled and prefill.predicted:
             hidden = prefill.predicted.prefill
-        return self.disaggregation.decode(self, split, position, hidden, prefill.prompt_tokens, matches, now)
+        tokens = prefill.prompt_tokens
+        return self.disaggregation.decode(self, split, position, hidden, tokens, matches, now, prefill.adapter)
 
     def reserve_decode(
         self,

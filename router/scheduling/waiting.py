@@ -25,6 +25,10 @@ class Waiting(Protocol):
         """Its further prompts and answers; everything else here is about its first prompt."""
 
     @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter that it asks for."""
+
+    @property
     def arrived(self) -> float: ...
     @property
     def priority(self) -> int:

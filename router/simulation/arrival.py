@@ -70,6 +70,7 @@ class Arrival:
         self._row = row
         self._hashes = sequence_hashes(row, fleet.settings.block_size)
         self.prompt_tokens = row.input_length
+        self.adapter = row.adapter
         self.arrived = fleet.timeline.now()
         self.priority = 0
         self.tenant = ""

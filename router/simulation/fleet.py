@@ -94,6 +94,8 @@ class FleetSettings(NamedTuple):
     timing: StepTiming = StepTiming()
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    max_loras: int | None = None
+    """LoRA adapters that each worker runs at once; None: any number."""
 
     @property
     def cache_blocks(self) -> int:
@@ -230,6 +232,7 @@ class VirtualFleet:
             timing=settings.timing,
             answers=range(1, 1 << 20),
             emit_every=BOOK_EVERY,
+            max_loras=settings.max_loras,
         )
         engine.slowdown = settings.slow.get(number, 1.0)
         self.scheduler.watch(rank, settings.block_size)
@@ -351,4 +354,5 @@ def _report_of(rank: WorkerRank, engine: Engine) -> LoadReport:
         request_total_slots=engine.max_num_seqs,
         kv_active_blocks=cache.capacity - cache.free_blocks,
         kv_total_blocks=cache.capacity,
+        lora_total_slots=engine.max_loras,
     )

@@ -199,6 +199,7 @@ def _fleet(given: argparse.Namespace, requests: Requests) -> FleetSettings:
         timing=_timing(given),
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,
+        max_loras=given.max_loras or (kind or default).max_loras,
         prefill=given.prefill,
         decode=given.decode,
         push=given.push,
@@ -311,6 +312,8 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     add("--max-num-seqs", type=count, default=default.max_num_seqs, metavar="N", help=text)
     tokens, text = default.max_num_batched_tokens, "most tokens that a step computes (default: %(default)s)"
     add("--max-num-batched-tokens", type=count, default=tokens, metavar="N", help=text)
+    text = "most LoRA adapters that a worker runs at once (default: the workload's, else any number)"
+    add("--max-loras", type=count, metavar="N", help=text)
     for name, what in TIMING_HELP.items():
         flag, usual = "--" + name.replace("_", "-"), getattr(default.timing, name)
         add(flag, type=float, default=usual, metavar="X", help=f"{what} (default: %(default)s)")

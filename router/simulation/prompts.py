@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 
 from engines.sim.request import Request
 from indexer.hashing import SequenceHashes
-from indexer.types import PLAIN
+from indexer.types import PLAIN, Namespace
 from router.ab.trace import Row
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -27,6 +28,8 @@ def sequence_hashes(row: Row, block_size: int) -> SequenceHashes:
     named = np.array([one & _MASK for one in row.hash_ids], np.uint64)  # some traces' are hashes, with a sign or long
     parts, several = max(1, row.block_tokens // block_size), max(1, block_size // row.block_tokens)
     named = named[several - 1 :: several]
+    if row.adapter is not None:  # the same text has another KV
+        named = named ^ (np.uint64(crc32(row.adapter.encode())) << np.uint64(32))
     ids = np.repeat(named * np.uint64(parts), parts)
     ids += np.tile(np.arange(parts, dtype=np.uint64), len(named))
     mixed = (ids[: row.input_length // block_size] + np.uint64(1)) * _STEP
@@ -43,7 +46,7 @@ def make_request(index: int, attempt: int, row: Row, hashes: list[int], *, remot
         tokens=[0] * row.input_length,
         prompt_length=row.input_length,
         max_tokens=row.output_length,
-        namespace=PLAIN,
+        namespace=PLAIN if row.adapter is None else Namespace(row.adapter),
         hashes=list(hashes),
         answer_start=index,
         remote=remote,

@@ -155,14 +155,19 @@ class Sessions:
     shape: Shape
     common: Common = NOTHING
     arrivals: Arrivals = poisson
+    adapters: int = 0
+    """LoRA adapters of Zipf popularity, of which each session asks for one."""
 
     def __call__(self, source: Source, duration: float) -> Iterator[Row]:
-        text = self.common.drawing(source)
+        text, popularity = self.common.drawing(source), Zipf(self.adapters, 1.0) if self.adapters else None
         for start in self.arrivals(source, self.rate, duration):
-            yield from session(self.shape, source, Prompt(text()), start, duration)
+            adapter = f"adapter-{popularity.draw(source)}" if popularity else None
+            yield from session(self.shape, source, Prompt(text()), start, duration, adapter)
 
 
-def session(shape: Shape, source: Source, prompt: Prompt, at: float, until: float) -> Iterator[Row]:
+def session(
+    shape: Shape, source: Source, prompt: Prompt, at: float, until: float, adapter: str | None = None
+) -> Iterator[Row]:
     """Every turn's prompt is all that was said before, answers included as new content, and something new."""
     new = shape.opening.whole(source)
     for _ in range(shape.turns.whole(source)):
@@ -170,7 +175,7 @@ def session(shape: Shape, source: Source, prompt: Prompt, at: float, until: floa
         answer = shape.answer.whole(source)
         if at >= until or prompt.length + answer > shape.limit:
             return
-        yield Row(milliseconds(at), prompt.length, answer, prompt.hash_ids(source))
+        yield Row(milliseconds(at), prompt.length, answer, prompt.hash_ids(source), adapter=adapter)
         at += answer * SECONDS_PER_TOKEN + shape.pause.draw(source)
         new = answer + shape.turn.whole(source)
 

@@ -62,6 +62,8 @@ class Workload(NamedTuple):
     """(seed, duration in seconds) -> the trace at the nominal rate, in order of arrival."""
     seconds: float = 600.0
     """A sensible duration: larger fleets run for less, or there would be a million requests."""
+    max_loras: int | None = None
+    """LoRA adapters that a worker runs at once; None: there are none."""
 
 
 Traffic = Callable[[Source, float], Iterator[Row]]
@@ -219,8 +221,9 @@ def _workload(
     cache_tokens: int = CACHE_TOKENS,
     slow: Mapping[int, float] | None = None,
     seconds: float = 600.0,
+    max_loras: int | None = None,
 ) -> Workload:
-    return Workload(name, about, workers, cache_tokens, slow or {}, partial(_rows, traffic), seconds)
+    return Workload(name, about, workers, cache_tokens, slow or {}, partial(_rows, traffic), seconds, max_loras)
 
 
 _ALL = (
@@ -327,6 +330,13 @@ _ALL = (
         "Reasoning models: short questions after a 512-token system prompt and answers of 1k to 6k tokens: nearly all"
         " work is decoding, and a choice binds a worker for a minute.",
         Sessions(4.5, Shape(Drawn(200, 0.8, 20, 2_000), Drawn(2_500, 0.5, 1_000, 6_000)), SYSTEM),
+    ),
+    _workload(
+        "adapters",
+        "The chat workload for 24 LoRA adapters of Zipf popularity, of which each worker runs 4 at once: requests for a"
+        " fifth wait there until one of the 4 has nothing more to do.",
+        Sessions(13.0, CHAT, SYSTEM, adapters=24),
+        max_loras=4,
     ),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}

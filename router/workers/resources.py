@@ -38,7 +38,8 @@ def _what_is_followed(worker: Worker) -> tuple[object, ...]:
     if found is None:
         return stated
     of_events = (found.kind, found.event_sources, found.block_size, OLD_EVENTS in found.problems)
-    return *stated, *of_events, found.dp_size, found.first_rank, found.total_blocks, found.max_running
+    of_load = (found.total_blocks, found.max_running, found.max_loras)
+    return *stated, *of_events, found.dp_size, found.first_rank, *of_load
 
 
 class WorkerResources:

@@ -93,6 +93,30 @@ def test_labels_are_read_once_unless_they_are_many(monkeypatch: pytest.MonkeyPat
     assert Counter(read) == {len(usual): 2, len(many): 6}
 
 
+@pytest.mark.parametrize(
+    ("lines", "slots"),
+    [
+        ([], None),
+        (['vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""} 1.7e+09'], 4),
+        (['vllm:lora_requests_info{running_lora_adapters="a",max_lora="2",waiting_lora_adapters="b"} 1.7e+09'] * 3, 2),
+        (['vllm:lora_requests_info{running_lora_adapters="x\\",max_lora=\\"9",max_lora="1"} 1'], 1),
+        (['# HELP vllm:lora_requests_info max_lora="3"'], None),
+        (['vllm:lora_requests_info{max_lora="many"} 1', 'other{max_lora="3"} 1'], None),
+    ],
+)
+def test_how_many_adapters_vllm_runs_at_once(lines: list[str], slots: int | None) -> None:
+    """Its page has a line for each set of adapters that ever ran together."""
+    found = load(VLLM, {"/metrics": text("# TYPE x gauge", 'vllm:num_requests_running{engine="0"} 1', *lines)})
+    assert found[0].lora_total_slots == slots
+
+
+def test_how_many_adapters_sglang_runs_at_once_is_told_when_it_is_described() -> None:
+    entry = {"dp_rank": 0, "num_running_reqs": 1, "num_waiting_reqs": 0}
+    loads = {"/v1/loads": served_json({"loads": [entry]})}
+    assert load(SGLANG, loads)[0].lora_total_slots is None
+    assert load(msgspec.structs.replace(SGLANG, max_loras=8), loads)[0].lora_total_slots == 8
+
+
 def sglang_recorded(waiting: int, running: int, tokens: int, usage: float) -> RankLoad:
     return RankLoad(
         num_requests_waiting=waiting,

@@ -191,6 +191,14 @@ def test_sglangs_running_limit_without_its_states(
     assert describe(served).max_running == expected
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [({}, None), ({"enable_lora": True}, 8), ({"lora_paths": ["x=/x"]}, 8), ({"enable_lora": False}, None)],
+)
+def test_sglangs_limit_of_adapters_counts_where_it_has_any(told: dict[str, Any], expected: int | None) -> None:
+    assert describe(changed(SGLANG, "/server_info", max_loras_per_batch=8, **told)).max_loras == expected
+
+
 def vllm_events(**changes: Any) -> dict[str, Answer]:
     config = {**json.loads(VLLM["/kv_event_sources"].body)["0"], **changes}
     return {**VLLM, "/kv_event_sources": served_json({"0": config})}

@@ -401,6 +401,15 @@ def test_a_ranks_blocks_are_its_share_of_what_the_front_end_adds_up(
     assert (figures.kv_total_blocks, figures.kv_active_blocks) == (blocks, round((blocks - 1) / 2))
     assert (figures.request_active_slots, figures.request_total_slots, figures.num_requests_waiting) == (2, 8, 1)
     assert figures.gpu_prefix_cache_hit_rate == 0.25
+    assert figures.lora_total_slots is None
+
+
+def test_how_many_adapters_run_at_once_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KV_ROUTER_NATS", raising=False)
+    config = vllm_config()
+    config.lora_config = SimpleNamespace(max_loras=4)
+    logger = import_stat_logger(monkeypatch).KVRouterStatLogger(config)
+    assert logger._figures(scheduler_stats()).lora_total_slots == 4
 
 
 def test_figures_that_cannot_be_read_are_said_once_and_do_no_harm_to_the_engine(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from engines.description import EngineDescription, EngineKind, Model
 from engines.disaggregation.answer import Prefilled
-from indexer.events import EventBatch, Stored, pack_hashes
+from indexer.events import EventBatch, LoadReport, Stored, pack_hashes
 from indexer.kv_indexer import KVIndexer, hash_prompt
 from indexer.predicted import LIFE
 from indexer.types import PLAIN, Tier, WorkerRank
@@ -79,6 +79,23 @@ def test_a_request_is_booked_before_it_is_sent_and_noted_after() -> None:
     routing.route(frozenset(), send)
     assert seen == [(1, 0, False)]  # the worker does not wait for what only later requests need
     assert look() == (1, 10, True)
+
+
+@pytest.mark.parametrize(("model", "seconds"), [("m", 0.0), ("lora", 10.0)])
+def test_a_request_for_an_adapter_takes_its_slot_until_it_has_ended(model: str, seconds: float) -> None:
+    made, legs = context(), list[Leg | Pair | Response]()
+    worker = made.fleet.workers["w"]
+    assert worker.description
+    models = (Model("m"), Model("lora", parent="m"))
+    made.fleet.redescribe(worker, replace(worker.description, models=models))
+    made.book.on_report(LoadReport("w", 0, 1, -1, True, lora_total_slots=1), 0.0)
+    RequestRouting(made, model).route(frozenset(), legs.append)
+    (leg,) = legs
+    assert isinstance(leg, Leg)
+    candidates = made.fleet.candidates(model)
+    assert made.book.adapters.waits(candidates, "another", 10.0).tolist() == [seconds]
+    leg.reservation.release(1.0)
+    assert made.book.adapters.waits(candidates, "another", 10.0).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("guessed", [False, True])

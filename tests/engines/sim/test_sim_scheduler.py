@@ -20,7 +20,9 @@ UNIT = StepTiming(
 ANSWERS = list(range(1000, 1100))
 
 
-def scheduler(blocks: int = 100, *, budget: int = 16, seqs: int = 8, at_finish: bool = False) -> Scheduler:
+def scheduler(
+    blocks: int = 100, *, budget: int = 16, seqs: int = 8, at_finish: bool = False, max_loras: int | None = None
+) -> Scheduler:
     return Scheduler(
         cache_blocks=blocks,
         block_size=BLOCK,
@@ -29,6 +31,7 @@ def scheduler(blocks: int = 100, *, budget: int = 16, seqs: int = 8, at_finish: 
         timing=UNIT,
         answers=ANSWERS,
         decode_blocks_at_finish=at_finish,
+        max_loras=max_loras,
     )
 
 
@@ -92,6 +95,19 @@ def test_seats_limit_what_runs() -> None:
     assert len(engine.waiting) == 1
     assert names(engine.step(1.0)) == ["a", "b"]
     assert names(engine.step(2.0)) == ["c"]
+
+
+def test_adapters_limit_what_runs_and_who_needs_another_is_overtaken() -> None:
+    """As in vLLM 0.32: v1/core/sched/scheduler.py."""
+    engine, adapters = scheduler(max_loras=2), {name: Namespace(name) for name in "xyz"}
+    for number, (name, tokens) in enumerate([("x", 2), ("y", 3), ("z", 1), ("x", 2), ("z", 1)]):
+        engine.add(request(f"{name}{number}", prompt(number, 3), tokens, adapters[name]), 0.0)
+    engine.add(request("base", prompt(9, 3), 1), 0.0)
+    assert [names(outcome) for outcome in run(engine)] == [
+        ["x0", "y1", "x3", "base"],
+        ["x0", "y1", "x3"],
+        ["y1", "z2", "z4"],
+    ]
 
 
 def test_a_prompt_waits_until_all_of_it_fits() -> None:

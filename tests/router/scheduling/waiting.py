@@ -145,6 +145,7 @@ class Request:
         ttft_slo: float | None = None,
         streamed: bool = True,
         others: Others = ALONE,
+        adapter: str | None = None,
         matches: Matches | None = None,
         known: bool = True,
         candidates: Candidates | None = None,
@@ -163,6 +164,7 @@ class Request:
         self.stored_tokens = 0
         self.streamed = streamed
         self.others = others
+        self.adapter = adapter
         self.policy: Policy | None = None
         self._matches = matches
         self._known = known

@@ -80,6 +80,17 @@ def test_without_events_a_cache_of_known_size_is_known_nearly_as_well(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("slots", [4, 2])
+def test_requests_do_not_wait_for_adapters_that_another_worker_runs(slots: int) -> None:
+    """24 adapters on eight workers: each policy that does not look at them has all workers want all of them."""
+    kind = WORKLOADS["adapters"]
+    settings = COARSE._replace(workers=kind.workers, cache_tokens=kind.cache_tokens, max_loras=slots)
+    trace = kind.rows(1, 60)
+    ours, others = (mean_ttft(VirtualFleet(settings, policy).run(trace)) for policy in (auto(), Cheapest(LMetric())))
+    assert ours < 0.1 * others
+
+
+@pytest.mark.slow
 def test_a_worker_made_three_times_slower_sheds_load_within_ten_seconds_and_gets_it_back() -> None:
     fleet = VirtualFleet(COARSE, auto())
 

@@ -42,6 +42,7 @@ EXPECTED = {
     "tree-search": Expected((0.96, 0.99), (24, 44)),
     "rag": Expected((0.20, 0.35), (12, 16)),
     "long-answers": Expected((0.60, 0.72), (3.8, 5.2)),
+    "adapters": Expected((0.60, 0.72), (38, 52)),
 }
 NAMES = sorted(WORKLOADS)
 

@@ -298,7 +298,9 @@ async def test_publishers_end_with_their_workers() -> None:
         await state.plane.close()
 
 
-@pytest.mark.parametrize("other", [{"block_size": 32}, {"dp_size": 2}, {"total_blocks": 9}, {"max_running": 3}])
+@pytest.mark.parametrize(
+    "other", [{"block_size": 32}, {"dp_size": 2}, {"total_blocks": 9}, {"max_running": 3}, {"max_loras": 2}]
+)
 async def test_a_worker_that_was_away_is_followed_on_unless_its_events_are_others(other: dict[str, int]) -> None:
     """A publisher that begins anew knows only what the engine can replay."""
     async with aiohttp.ClientSession() as session:
