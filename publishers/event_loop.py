@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -42,8 +43,14 @@ class EventLoop(uvloop.Loop):
         if found is None:
             found = self._lookups[asked] = self.create_future()
             found.add_done_callback(partial(self._forget, asked))
-            threading.Thread(target=self._look_up, args=(asked, found), daemon=True).start()  # nobody waits for it
+            self._begin(asked, found)
         return await asyncio.shield(found)
+
+    def _begin(self, asked: tuple[Any, ...], found: asyncio.Future[_Addresses]) -> None:
+        try:
+            threading.Thread(target=self._look_up, args=(asked, found), daemon=True).start()  # nobody waits for it
+        except RuntimeError:  # there may be no more threads
+            found.set_exception(OSError(errno.ENOMEM, "no thread can be started to look a name up"))
 
     def _look_up(self, asked: tuple[Any, ...], found: asyncio.Future[_Addresses]) -> None:
         try:

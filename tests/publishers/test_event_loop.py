@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 import threading
@@ -92,6 +93,23 @@ async def test_a_name_is_looked_up_once_for_all_who_ask_meanwhile(names: Names) 
     names.go_on.set()
     assert await asyncio.gather(*others) == [await loop.getaddrinfo("a.hangs", 1)] * 2
     assert names.asked == ["a.hangs", "a.hangs"], "what is found is not kept"
+
+
+@on_the_loop
+async def test_where_there_may_be_no_more_threads_a_lookup_fails_and_the_next_is_made(names: Names) -> None:
+    loop, engine = asyncio.get_running_loop(), "engine"
+    names.known[engine] = ["127.0.0.1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="no thread") as refused:
+            await loop.create_connection(asyncio.Protocol, engine, 1)
+    assert refused.value.errno == errno.ENOMEM, "no fault of the engine's"
+    async with asyncio.timeout(30):
+        assert await loop.getaddrinfo(engine, 1)
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 @on_the_loop
