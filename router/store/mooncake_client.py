@@ -100,8 +100,14 @@ def main(rpc: str) -> None:
     except ImportError as error:
         _answer(answers, f"Mooncake's client cannot be imported: {error}")
         return
+    try:
+        own_address = _own_address(rpc)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that none can be
+        reason = getattr(error, "strerror", None) or error
+        _answer(answers, f"there is no way to the master at {rpc}, the store's rpc: {reason}")
+        return
     store = MooncakeDistributedStore()
-    if code := store.setup(_own_address(rpc), "P2PHANDSHAKE", 0, _BUFFER, "tcp", "", rpc):
+    if code := store.setup(own_address, "P2PHANDSHAKE", 0, _BUFFER, "tcp", "", rpc):
         _answer(answers, f"Mooncake's client does not reach the master at {rpc}: its error {code}")
         return
     _answer(answers, None)

@@ -4,6 +4,7 @@ of its name; the library itself is in tests/real/store/test_copies.py."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,8 +25,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 @asynccontextmanager
-async def client() -> AsyncIterator[MooncakeClient]:
-    found = MooncakeClient(RPC)
+async def client(rpc: str = RPC) -> AsyncIterator[MooncakeClient]:
+    found = MooncakeClient(rpc)
     try:
         yield found
     finally:
@@ -59,6 +60,15 @@ async def test_a_master_that_is_not_reached(place: Place) -> None:
         for _ in range(2):
             with pytest.raises(ClientFailed, match=r"does not reach the master at 127\.0\.0\.1:50051.*-900"):
                 await asked.copy("a", "s:1")
+
+
+@pytest.mark.parametrize("rpc", ["[fe80::1%none]:50051", "mistyped..name:50051"])
+async def test_a_master_whose_name_is_not_known(place: Place, rpc: str) -> None:
+    place.write()
+    async with client(rpc) as asked:
+        with pytest.raises(ClientFailed, match=re.escape(f"no way to the master at {rpc}, the store's rpc: ")):
+            await asked.copy("a", "s:1")
+    assert not place.calls
 
 
 async def test_a_library_that_cannot_be_loaded(place: Place) -> None:
