@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engines.command_line import Parser
+from engines.command_line import Parser, version_of
 from engines.endpoints import is_endpoint
-from engines.version import version_of
 from publishers.connect import make_plane
 from publishers.credentials import NatsFiles
 from publishers.load_poller import INTERVAL

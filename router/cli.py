@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from engines.version import version_of
+from engines.command_line import version_of
 from publishers.pipes import is_pipe
 from router.settings import GROUPS, VARIABLE_PREFIX, Option, Settings, SettingsError, options
 from router.settings.administration import Address

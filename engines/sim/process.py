@@ -18,13 +18,12 @@ from typing import get_args
 import uvloop
 import zmq
 
-from engines.command_line import Parser
+from engines.command_line import Parser, version_of
 from engines.description import Role
 from engines.sim.fleet import SimFleet
 from engines.sim.settings import ConnectorName, SimSettings
 from engines.sim.timing import HELP as TIMING_HELP
 from engines.sim.timing import StepTiming, flag_of
-from engines.version import version_of
 
 DEFAULT_PORT = 18_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
