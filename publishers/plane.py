@@ -47,12 +47,13 @@ class EventPlane(Protocol):
     async def close(self) -> None: ...
 
 
-NAMESPACE_TAKES = "letters, digits, '_' and '-'"
+NAMESPACE, NAMESPACE_TAKES = r"[A-Za-z0-9_-]+", "letters, digits, '_' and '-'"
+"""A namespace as a pattern and in words: no blanks, and nothing that NATS takes for a wildcard or more tokens."""
 
 
 def is_namespace(text: str) -> bool:
-    """Whether it can stand in subjects: no blanks, and nothing that NATS takes for a wildcard or more tokens."""
-    return re.fullmatch(r"[A-Za-z0-9_-]+", text) is not None
+    """Whether it can stand in subjects."""
+    return re.fullmatch(NAMESPACE, text) is not None
 
 
 WORKER_ID_TAKES = "the worker's name in the router: letters, digits, '_', '.', ':' and '-'"

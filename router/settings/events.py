@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from publishers.plane import NAMESPACE, NAMESPACE_TAKES
 from router.settings.options import about
 
 
@@ -28,7 +29,7 @@ class Events:
             "Events",
             "Keeps fleets that share a NATS server apart; publishers must be given the same.",
             "NAME",
-            pattern=r"^[A-Za-z0-9_-]+\Z",
-            takes="letters, digits, '_' and '-'",
+            pattern=rf"^{NAMESPACE}\Z",
+            takes=NAMESPACE_TAKES,
         ),
     ] = "default"

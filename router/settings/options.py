@@ -38,9 +38,15 @@ def read_none(value: object) -> object:
 
 def read_header(value: object) -> object:
     """ValueError when it is text that is no header's name."""
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_-]+", value):
-        raise ValueError(f"{value!r} is no header's name; give one such as x-session-id.")
+    if isinstance(value, str):
+        check_header(value)
     return read_none(value)
+
+
+def check_header(name: object) -> None:
+    """ValueError when it is no header's name."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ValueError(f"{name!r} is no header's name; give one such as x-session-id.")
 
 
 def about(

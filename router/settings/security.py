@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from publishers.urls import is_bare_host
-from router.settings.options import about, read_none
+from router.settings.options import about, check_header, read_none
 
 File = Annotated[str, msgspec.Meta(pattern=r"^\S(.*\S)?\Z")]
 
@@ -32,8 +32,7 @@ def _read_names(value: object) -> object:
     if not isinstance(names, tuple):
         return names
     for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise ValueError(f"{name!r} is no header's name; give one such as x-session-id.")
+        check_header(name)
         if _OURS.fullmatch(name.lower()):
             raise ValueError(f"{name} is the router's own affair, and cannot be named.")
     return tuple(name.lower() for name in names)
