@@ -17,6 +17,7 @@ import aiohttp
 from indexer.kv_indexer import KVIndexer, PromptHashes
 from publishers.dialogue import read_whole
 from publishers.logs import log_event
+from publishers.reasons import reason_of
 from router.store.hot_prefixes import CAPACITY
 from router.store.hot_prompts import HotPrompt
 from router.store.master import Unanswered
@@ -88,26 +89,38 @@ async def handed_over(worker: Worker, store: SharedStore, indexer: KVIndexer) ->
     return True
 
 
-async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> int:
+async def warm(session: aiohttp.ClientSession, worker: Worker, store: SharedStore, number: int) -> None:
     """Have a worker that joins take the hottest prefixes of its models and adapters in before it serves, `number` at
-    most; returns how many it took."""
+    most."""
     names = {(model.parent or model.id, model.adapter): model.id for model in worker.models}
     hottest = store.hottest_prompts(CAPACITY)  # all there are: any number may be for adapters that others have
     named = ((names.get((model, prompt.namespace.lora_name)), prompt) for model, _, prompt in hottest)
     wanted = list(islice((_request(name, prompt) for name, prompt in named if name), number))
     if not wanted or worker.role == "decode" or not worker.spec.store:
-        return 0
-    done = 0
+        return
+    taken, trouble = await _ask_all(session, worker.spec.url + "/v1/completions", wanted)
+    if trouble:
+        message = "A worker joins half warm"
+        log_event(logger, logging.WARNING, message, worker=worker.id, prefixes=taken, reason=trouble)
+    else:
+        log_event(logger, logging.INFO, "Warmed", worker=worker.id, prefixes=taken)
+
+
+async def _ask_all(session: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]]) -> tuple[int, str]:
+    """How many were answered, and why the others were not; "" if all were."""
+    answered, trouble = 0, ""
     try:
         async with asyncio.timeout(WARM_LIMIT):
-            for body in wanted:
-                async with session.post(worker.spec.url + "/v1/completions", json=body) as answer:
+            for body in bodies:
+                async with session.post(url, json=body) as answer:
                     await read_whole(answer)
-                    done += answer.status == 200
+                if answer.status == 200:
+                    answered += 1
+                else:
+                    trouble = f"it answered {answer.status}"
     except (aiohttp.ClientError, TimeoutError) as error:
-        log_event(logger, logging.WARNING, "A worker joins half warm", worker=worker.id, reason=type(error).__name__)
-    log_event(logger, logging.INFO, "Warmed", worker=worker.id, prefixes=done)
-    return done
+        trouble = reason_of(error)
+    return answered, trouble
 
 
 def _request(model: str, prompt: HotPrompt) -> dict[str, Any]:

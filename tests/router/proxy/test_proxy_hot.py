@@ -126,15 +126,31 @@ async def test_without_being_told_nothing_is_replayed(a: ScriptedWorker, master:
         assert len(a.requests) == asked
 
 
-@pytest.mark.parametrize("script", [answer(b"no", 500), drop, never], ids=["500", "drop", "never"])
+@pytest.mark.parametrize(
+    ("script", "limit", "reason"),
+    [
+        (answer(b"no", 500), 10.0, "it answered 500"),
+        (drop, 10.0, "it closed the connection without an answer"),
+        (never, 0.1, "it did not answer in time"),
+    ],
+    ids=["500", "drop", "never"],
+)
 async def test_a_worker_that_cannot_be_warmed_serves_all_the_same(
-    a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch, script: object
+    a: ScriptedWorker,
+    master: Master,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    script: object,
+    limit: float,
+    reason: str,
 ) -> None:
-    monkeypatch.setattr(store_keeper, "WARM_LIMIT", 0.1)
+    monkeypatch.setattr(store_keeper, "WARM_LIMIT", limit)
     async with running(a, router_mode="kv", store=spec(master, warm=1)) as router, router.client() as client:
         await make_hot(client)
         a.then(script, script)  # type: ignore[arg-type]
         await rejoin(router, a)
+        told = [(each.message, vars(each)["fields"]) for each in caplog.records if each.name == store_keeper.__name__]
+        assert told == [("A worker joins half warm", {"worker": "a", "prefixes": 0, "reason": reason})]
         fleet = router.app._fleet
         fleet.mark_up(fleet.workers["a"])
         a.behave()
