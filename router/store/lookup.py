@@ -80,8 +80,10 @@ class StoreLookup:
         keys: Layout,
         clock: Callable[[], float],
         seconds: Histogram,
+        lookups: dict[Outcome, int],
     ) -> None:
-        """`budget`: seconds that a request waits. `seconds`: records how long look-ups took."""
+        """`budget`: seconds that a request waits. `seconds`: records how long look-ups took. `lookups`: counts them,
+        by how they ended."""
         self._master = master
         self._budget = budget
         self._keys = keys
@@ -91,7 +93,7 @@ class StoreLookup:
         self._seen: OrderedDict[Digest, float] = OrderedDict()
         """When each block was last found, those found last at the end."""
         self._running: set[asyncio.Task[_Found]] = set()
-        self.lookups = dict.fromkeys(OUTCOMES, 0)
+        self.lookups = lookups
         self.agrees: bool | None = None
         """Whether the store's keys are named as look-ups name them; None: there was no key yet to tell it by."""
         self._seconds = seconds

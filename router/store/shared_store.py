@@ -33,7 +33,7 @@ from router.metrics.tallies import Histogram, counter_family, histogram_family
 from router.model_config import read_config
 from router.store.hot_prefixes import HotPrefix
 from router.store.hot_prompts import HotPrompt, HotPrompts
-from router.store.lookup import LOOKUP_BOUNDS, OUTCOMES, StoreLookup
+from router.store.lookup import LOOKUP_BOUNDS, OUTCOMES, Outcome, StoreLookup
 from router.store.master import StoreMaster
 from router.store.spec import StoreSpec
 from router.workers.fleet import Fleet
@@ -65,6 +65,8 @@ class SharedStore(Collector):
         self._clock = clock
         self._folders = folders
         self._seconds = Histogram(LOOKUP_BOUNDS)
+        self._counts: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
+        """Of all models together, whatever becomes of a model's look-up."""
         self._learning = asyncio.Lock()
         self._lookups: dict[str, StoreLookup | None] = {}
         """By base model; None where the names of its blocks cannot be known."""
@@ -139,8 +141,6 @@ class SharedStore(Collector):
 
     async def _follow(self, layout: Layout | None, model: Model) -> None:
         before, found = self._lookups.get(model.id), await self._make(layout, model)
-        if before and found:
-            found.lookups = before.lookups  # counted on
         if found and not (before and before.block_size == found.block_size):
             self._hot[model.id] = HotPrompts(found.block_size)
         self._lookups[model.id], self._layouts[model.id] = found, layout
@@ -190,7 +190,7 @@ class SharedStore(Collector):
             why = layout.problem if layout and layout.problem else "its engine is none whose keys are known"
             self._say(model.id, why)
             return None
-        lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds)
+        lookup = StoreLookup(self.master, spec.budget_ms / 1000, layout, self._clock, self._seconds, self._counts)
         verdict = await lookup.check()
         self._judge(model.id, verdict)
         log_event(
@@ -216,9 +216,8 @@ class SharedStore(Collector):
     # -- prometheus_client's Collector
 
     def collect(self) -> Iterator[Metric]:
-        lookups = [lookup for lookup in self._lookups.values() if lookup]
         yield GaugeMetricFamily("router_store_up", "1 while the store's master answers.", float(self.healthy))
-        counts = [((outcome,), sum(lookup.lookups[outcome] for lookup in lookups)) for outcome in OUTCOMES]
+        counts = [((outcome,), count) for outcome, count in self._counts.items()]
         yield counter_family("router_store_lookups", "Prompts looked up, by outcome.", ("outcome",), counts)
         seconds = "Naming a prompt's blocks and asking for them."
         yield histogram_family("router_store_lookup_seconds", seconds, (), [((), self._seconds)])

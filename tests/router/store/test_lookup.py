@@ -18,7 +18,7 @@ from indexer.types import Namespace
 from router.metrics.tallies import Histogram
 from router.store import lookup as store_lookup
 from router.store import master as store_master
-from router.store.lookup import AT_ONCE, FIRST, LOOKUP_BOUNDS, MOST_LISTED, PART, SEEN_LIFE, StoreLookup
+from router.store.lookup import AT_ONCE, FIRST, LOOKUP_BOUNDS, MOST_LISTED, OUTCOMES, PART, SEEN_LIFE, StoreLookup
 from router.store.master import FAILURES, PAUSE, StoreMaster
 from tests.fakes.store_master import PLAIN, Master, serving
 from tests.fakes.waiting import until
@@ -42,8 +42,8 @@ class Desk:
 @asynccontextmanager
 async def desk(budget: float = 10.0) -> AsyncIterator[Desk]:
     async with serving(LAYOUT) as master, aiohttp.ClientSession() as session:
-        seconds, asked = Histogram(LOOKUP_BOUNDS), StoreMaster(master.url, session)
-        found = Desk(master, asked, StoreLookup(asked, budget, LAYOUT, lambda: found.now, seconds))
+        seconds, asked, counts = Histogram(LOOKUP_BOUNDS), StoreMaster(master.url, session), dict.fromkeys(OUTCOMES, 0)
+        found = Desk(master, asked, StoreLookup(asked, budget, LAYOUT, lambda: found.now, seconds, counts))
         try:
             yield found
         finally:
