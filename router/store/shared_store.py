@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import aiohttp
@@ -126,9 +126,19 @@ class SharedStore(Collector):
                 if model.id not in self._lookups or self._is_new(layout, worker, model):
                     await self._follow(layout, model)
                     self._compare_workers(self._fleet.workers.values())
+        async with self._learning:
+            self._forget_models((worker, *self._fleet.workers.values()))
         self._compare_workers([worker])
         if worker.spec.store and not worker.names_alike:
             log_event(logger, logging.WARNING, _UNLIKE, worker=worker.id)
+
+    def _forget_models(self, workers: Collection[Worker]) -> None:
+        """Those that none of `workers` has, as after an upgrade to a model of another name. Not before others come: who
+        leaves may well be replaced by another with the same model, which is then warmed."""
+        for name in [name for name in self._lookups if not any(name in worker.model_names for worker in workers)]:
+            del self._lookups[name], self._layouts[name]
+            self._hot.pop(name, None)
+            self.problems.pop(name, None)
 
     def _compare_workers(self, workers: Iterable[Worker]) -> None:
         for worker in workers:
@@ -180,7 +190,7 @@ class SharedStore(Collector):
         agree."""
         for name, lookup in list(self._lookups.items()):
             async with self._learning:
-                if lookup and not lookup.agrees and lookup is self._lookups[name]:
+                if lookup and not lookup.agrees and lookup is self._lookups.get(name):
                     self._judge(name, await lookup.check())
 
     async def _make(self, layout: Layout | None, model: Model) -> StoreLookup | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -123,6 +124,41 @@ async def test_what_was_counted_stays_where_names_are_not_known_any_more() -> No
         await made.comes_up(same)
         assert not list(made.store.hottest(1, 0.0))
         assert answered(made.store) == 1
+
+
+async def test_models_that_nobody_has_any_more_are_forgotten_once_others_come() -> None:
+    async with scene(block_size=32) as made:
+        leaving = [serves("m"), serves("n", version="0.28.0")]
+        for one in leaving:
+            await made.comes_up(one)
+        assert (followed(made.store), set(made.store.problems)) == ({"m"}, {"n"})
+        for one in leaving:
+            made.fleet.remove(one)
+        assert followed(made.store) == {"m"}, "another with that model may come"
+        await made.comes_up(serves("m2"))
+        assert (followed(made.store), set(made.store.problems)) == ({"m2"}, {"m2"})
+
+
+async def test_names_may_be_compared_while_models_are_forgotten() -> None:
+    async with scene(block_size=32) as made:
+        leaving = [serves("m", "sglang"), serves("n", "sglang")]
+        for one in leaving:
+            await made.comes_up(one)
+        for one in leaving:
+            made.fleet.remove(one)
+        await asyncio.gather(made.store.learn(serves("m2")), made.store.compare())
+        assert followed(made.store) == {"m2"}
+
+
+def serves(model: str, kind: EngineKind = "vllm", version: str | None = None) -> Worker:
+    made = worker(model, 32, kind)
+    made.description = replace(described(32, kind), models=(Model(model),), version=version)
+    return made
+
+
+def followed(store: SharedStore) -> set[str]:
+    """Models of which prompts are looked up."""
+    return {model for model, _, _ in store.hottest(1, 0.0)}
 
 
 def answered(store: SharedStore) -> float:
