@@ -26,6 +26,10 @@ TICK = 1.0
 """Seconds between two ticks, which `indexer.cursor.SILENCE` counts."""
 
 RIVALS = "Two publishers speak for one rank, of which one counts at a time; each engine needs one, with its --worker-id"
+UNREADABLE = (
+    "A message on the event plane cannot be read, and further ones are only counted: something else publishes on its "
+    "subjects, or a publisher of another version than this router"
+)
 STRANGER_PATIENCE = 10
 """Ticks for which somebody must speak of a worker that is none of ours before that is logged: publishers may start
 before their workers join, and end after these have left."""
@@ -158,7 +162,7 @@ class Ingest:
         self._metrics.undecodable.labels(kind).inc()
         if kind not in self._told:  # once: a sender that is wrong is wrong all the time
             self._told.add(kind)
-            log_event(logger, logging.WARNING, "Undecodable message on the event plane", kind=kind)
+            log_event(logger, logging.WARNING, UNREADABLE, kind=kind)
 
     def _ask_all(self, requests: Iterable[ReplayRequest]) -> None:
         for request in () if self._closed else requests:

@@ -365,6 +365,7 @@ async def test_nonsense_is_counted_and_changes_nothing(payload: bytes, caplog: p
         assert (repr(ends.indexer.index.dump()), ends.book.get_metrics(ends.now), dict(ends.indexer.counts)) == state
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert [record.__dict__["fields"] for record in told] == [{"kind": "events"}, {"kind": "load"}]
+        assert all("a publisher of another version" in record.message for record in told)
         await ends.publisher.store(2)
         assert ends.held() == {1, 2}
 
