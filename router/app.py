@@ -385,6 +385,8 @@ class App:
             "sent prompts": lambda _: context.apply_sent(),
             "missing events": self._missing_events.tick,
         }
+        if self._store:
+            chores["store"] = self._store.tick
         if self._outage:
             chores["outage"] = self._outage.tick
         if settings.sse_keep_alive is not None:

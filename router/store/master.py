@@ -156,6 +156,10 @@ class StoreMaster:
     def _get(self, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(URL(self._url + path, encoded=True), timeout=aiohttp.ClientTimeout(PATIENCE))
 
+    def close_expired(self) -> None:
+        """To be called now and then: once nobody asks, nothing else closes the connections that a rush has left."""
+        self._pool.close_expired()
+
     def close(self) -> None:
         self._pool.close()
 

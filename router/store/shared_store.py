@@ -174,6 +174,10 @@ class SharedStore(Collector):
         layout = layout_of(worker, model, self._spec, self._folders)
         return layout and replace(layout, loras={})
 
+    def tick(self, _: float) -> None:
+        """To be called every second or so."""
+        self.master.close_expired()
+
     async def run(self) -> None:
         """Until cancelled: a store is empty at first, and may get keys of other names, or the right ones, later."""
         pause = AGAIN

@@ -14,6 +14,7 @@ from router.store.spec import StoreSpec
 from tests.fakes.raw_client import Answered, RawClient, post
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.store_master import Master, serving
+from tests.fakes.waiting import until
 from tests.router.proxy.running import running
 
 TOKENS = list(range(1, 101))
@@ -51,6 +52,19 @@ async def test_what_lies_in_the_store_is_told_and_counted(a: ScriptedWorker, mas
         assert router.total("router_kv_reused_blocks_total", tier="store") == 16
         assert router.total("router_kv_reused_blocks_total", tier="local") == 24
         assert router.total("router_kv_loading_tokens") == 0, "all is loaded"
+
+
+async def test_connections_that_a_rush_has_left_are_closed_though_nobody_asks_any_more(
+    a: ScriptedWorker, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.housekeeping.INTERVAL", 0.02)
+    async with running(a, router_mode="kv", store=spec(master)) as router, router.client() as client:
+        store = router.app._store
+        assert store
+        await ask(client)
+        assert store.master._pool.ended
+        monkeypatch.setattr("router.http.pool.IDLE_LIFE", 0.0)
+        await until(lambda: not store.master._pool._open)
 
 
 async def test_a_prompt_without_tokens_is_none_that_a_store_was_asked_for(a: ScriptedWorker, master: Master) -> None:
