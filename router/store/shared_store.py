@@ -255,7 +255,8 @@ def layout_of(worker: Worker, model: Model, spec: StoreSpec, folders: Sequence[s
     version = worker.description.version if worker.description else None
     size, name = spec.block_size or worker.block_size, spec.model or model.root or model.id
     config = of_language_model(read_config(model.root, folders))
-    latent, tp, pp = "kv_lora_rank" in config, spec.tp or 1, spec.pp
+    latent = config.get("kv_lora_rank") is not None  # null: a family that has MLA, and a model that does not use it
+    tp, pp = spec.tp or 1, spec.pp
     heads = config.get("num_key_value_heads")
     loras = {each.adapter: each.root for each in worker.models if each.adapter and each.root}
     if worker.engine == "sglang":

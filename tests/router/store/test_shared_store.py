@@ -194,11 +194,17 @@ def test_sglang_names_its_model_in_keys_since_0_5_17(version: str | None, start:
 
 
 @pytest.mark.parametrize(
-    ("said", "ranks"), [({}, 8), ({"num_key_value_heads": 4}, 4), ({"num_key_value_heads": 4, "kv_lora_rank": 512}, 1)]
+    ("said", "ranks"),
+    [
+        ({}, 8),
+        ({"num_key_value_heads": 4}, 4),
+        ({"num_key_value_heads": 4, "kv_lora_rank": 512}, 1),
+        ({"num_key_value_heads": 4, "kv_lora_rank": None}, 4),
+    ],
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_heads_are_those_of_the_language_model(
-    tmp_path: Path, said: dict[str, int], ranks: int, *, nested: bool
+    tmp_path: Path, said: dict[str, int | None], ranks: int, *, nested: bool
 ) -> None:
     """A model that takes images too has them a level deeper."""
     (tmp_path / "config.json").write_text(json.dumps({"text_config": said} if nested else said), "utf-8")
