@@ -63,14 +63,15 @@ class StoreMaster:
         """Since its last answer."""
         self._paused_until = 0.0
         address = self._pool.address
-        self._request = b"GET " + address.base + b"%b HTTP/1.1\r\nHost: " + address.authority + b"\r\n\r\n"
+        self._before_path = b"GET " + address.base
+        self._behind_path = b" HTTP/1.1\r\nHost: " + address.authority + b"\r\n\r\n"
 
     def begin(self, keys: Sequence[str]) -> Query:
         """Ask which of `keys` are there: over a connection that is open the question is on its way on return."""
         path = query_path(keys)
         if path is None or not keys:
             return Query(self._pool, None)
-        return Query(self._pool, self._request % path.encode())
+        return Query(self._pool, self._before_path + path.encode() + self._behind_path)
 
     # Its failures count together, whichever model was asked about: it is one master that answers or does not.
 

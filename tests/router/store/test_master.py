@@ -48,6 +48,15 @@ async def test_keys_are_asked_for_over_one_connection(fake: ScriptedWorker, mast
     assert fake.accepted == 1
 
 
+async def test_an_address_may_have_a_path_with_escaped_characters(fake: ScriptedWorker) -> None:
+    fake.then(answer(there(*KEYS)))
+    async with aiohttp.ClientSession() as session:
+        master = StoreMaster(fake.url + "/of%20ours", session)
+        assert await master.present(KEYS) == set(KEYS)
+        master.close()
+    assert fake.requests[0].target.startswith(b"/of%20ours/batch_query_keys?keys=")
+
+
 async def chunked(dialogue: Dialogue) -> None:
     dialogue.head()
     body = there(KEYS[1])
