@@ -74,6 +74,44 @@ def test_counts_are_halved_with_time() -> None:
     assert hot.hottest(1, 1e6) == []
 
 
+def test_twice_is_often_and_once_is_not() -> None:
+    hot = HotPrefixes()
+    for number in (1, 2, 2):
+        hot.ask(chain(number), 0.0)
+    assert [one.sequence_hash for one in hot.hottest(10, 0.0)] == [int(chain(2)[0])]
+
+
+@pytest.mark.parametrize(("alone", "told"), [(0, {2}), (1, {1, 2})])
+def test_a_prefix_is_told_beside_a_longer_one_that_half_of_its_requests_are_for(alone: int, told: set[int]) -> None:
+    hot = HotPrefixes()
+    for _ in range(3):  # the first two find out that it goes on
+        hot.ask(chain(1, 2), 0.0)
+    for _ in range(alone):
+        hot.ask(chain(1), 0.0)
+    assert {one.blocks for one in hot.hottest(10, 0.0)} == told
+
+
+def test_what_comes_in_the_place_of_another_is_told_by_its_own_requests_alone() -> None:
+    hot = HotPrefixes(capacity=2)
+    for number, times in ((9, 3), (1, 8)):
+        for _ in range(times):
+            hot.ask(chain(number), 0.0)
+    hot.ask(chain(1, 2), 0.0)
+    assert [(one.blocks, one.asked) for one in hot.hottest(10, 0.0)] == [(1, 9)]
+    hot.ask(chain(1, 2), 0.0)
+    assert [(one.blocks, one.asked) for one in hot.hottest(10, 0.0)] == [(1, 10), (2, 2)]
+
+
+def test_after_a_halving_whoever_is_counted_least_still_goes_first() -> None:
+    hot = HotPrefixes(capacity=2, half_life=10.0)
+    for number, times in ((1, 6), (2, 8), (3, 1)):  # the last takes the place of 1, with what that was counted
+        for _ in range(times):
+            hot.ask(chain(number), 0.0)
+    for number in (4, 5):  # in the place of 3, of whose 7 there are 3.5 left, and of 2, of whose 8 there are 4
+        hot.ask(chain(number), 10.0)
+    assert hot._entries.keys() == {int(chain(number)[0]) for number in (4, 5)}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_hot_survives_a_flood_in_little_room(seed: int) -> None:
     draw, hot = random.Random(seed), HotPrefixes(capacity=50)
