@@ -16,10 +16,6 @@ from router.http.upstream import Head
 LAST_CHUNK = b"0\r\n\r\n"
 _DONE = (b"data: [DONE]\n\n\r\n", b"data: [DONE]\r\n\r\n\r\n")
 """How the chunk with the last event ends."""
-ERROR_NAME = b"event: error\n"
-"""What comes before an event that tells of an error, where events have names."""
-_NAME = b"\nevent:"
-"""How the line that names an event begins, behind the line before or a chunk's size."""
 
 HELD = 64 * 1024
 """Most bytes of an event that are held back until it is whole; a longer event is relayed in pieces."""
@@ -91,7 +87,6 @@ class Events:
         self._in_pieces = False
         self._latest = b""
         """The latest bytes relayed here (not those that `pass_events` relays)."""
-        self._named = False
 
     @property
     def clean(self) -> bool:
@@ -116,7 +111,6 @@ class Events:
             self._in_pieces, boundary = True, len(data)
         self._held, passed = data[boundary:], data[:boundary]
         self._latest = passed or self._latest
-        self._named = self._named or _NAME in passed
         return passed
 
     def end(self) -> bytes:
@@ -126,7 +120,7 @@ class Events:
     def broken(self, event: bytes) -> bytes | None:
         if self._in_pieces:
             return None
-        return chunk(_like(event, self._named)) + LAST_CHUNK
+        return chunk(event) + LAST_CHUNK
 
 
 class Rechunked:
@@ -139,13 +133,10 @@ class Rechunked:
 
     def __init__(self, events: bool) -> None:
         self._events = events
-        self._last = b"\n"  # the last bytes, as many as may begin `_NAME`; the first line begins as any other does
-        self._named = False
+        self._last = b""
 
     def body(self, data: bytes, boundary: int) -> bytes:  # noqa: ARG002 -- a Relay
-        seen = self._last + data
-        self._named = self._named or (self._events and _NAME in seen)
-        self._last = seen[-6:]
+        self._last = (self._last + data)[-4:]
         return chunk(data)
 
     def end(self) -> bytes:
@@ -153,7 +144,7 @@ class Rechunked:
 
     def broken(self, event: bytes) -> bytes | None:
         whole = self._events and self._last.endswith((b"\n\n", b"\r\n\r\n"))
-        return chunk(_like(event, self._named)) + LAST_CHUNK if whole else None
+        return chunk(event) + LAST_CHUNK if whole else None
 
 
 class Whole:
@@ -218,12 +209,6 @@ class Unchunked:
     def broken(self, event: bytes) -> bytes | None:
         told = self._events.broken(event) if self._events else None
         return decode_chunks(told) if told else None
-
-
-def _like(event: bytes, named: bool) -> bytes:
-    """The error event, with a name if the events before it have names: clients of `/v1/messages` ignore events without
-    one, and would take the answer for complete. (It has a name where they are known to have some.)"""
-    return ERROR_NAME + event if named and not event.startswith(ERROR_NAME) else event
 
 
 def chunk(data: bytes) -> bytes:

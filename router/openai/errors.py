@@ -9,7 +9,6 @@ import msgspec
 
 from engines.answers import mapping, parse, text
 from router.http.messages import Response
-from router.http.relay import ERROR_NAME
 
 _TYPES = {
     401: "authentication_error",
@@ -23,6 +22,9 @@ _ANTHROPICS = {503: "overloaded_error", 504: "timeout_error"}
 """From 500 on, by which clients of Anthropic's API decide whether to ask again."""
 _RESPONSES, _MESSAGES = b"/v1/responses", b"/v1/messages"
 """Their events have names."""
+_NAME = b"event: error\n"
+"""Without it some take a stream for complete: Anthropic's clients, and the load generators aiperf and
+sglang.bench_serving."""
 _NUMBER = re.compile(rb'"sequence_number":\s*(\d{1,15})(?!\d)')
 """Of an event of /v1/responses. (In a text that tells of one, the quotes are escaped.)"""
 
@@ -110,9 +112,10 @@ def as_event(status: int, answer: bytes, path: bytes) -> bytes:
 
 def _event(status: int, message: str, told: dict[str, object], path: bytes, latest: bytes) -> bytes:
     """Events of /v1/responses have numbers, and clients that know them by their form look for the error's fields beside
-    these; others look for an object `error` there too."""
+    these; others look for an object `error` there too. Where events have no names, its name comes last: clients that
+    read lines have the message by then."""
     if path.startswith(_RESPONSES):
         number = max(map(int, _NUMBER.findall(latest)), default=-1) + 1
         told |= {"sequence_number": number, "code": str(status), "message": message, "param": None}
-    name = ERROR_NAME if path.startswith((_RESPONSES, _MESSAGES)) else b""
-    return b"%sdata: %s\n\n" % (name, msgspec.json.encode(told))
+    data = b"data: %s\n" % msgspec.json.encode(told)
+    return b"%s%s\n" % ((_NAME, data) if path.startswith((_RESPONSES, _MESSAGES)) else (data, _NAME))

@@ -55,7 +55,7 @@ def _plain(question: Question, came: Came) -> Fate:
 
 
 def _stream(question: Question, came: Came) -> Fate:
-    events = came.body.split(b"\n\n")
+    events = [event.removesuffix(b"\nevent: error") for event in came.body.split(b"\n\n")]
     if events.pop() or not all(event.startswith(b"data: ") for event in events):
         raise Wrong("the stream holds what is no whole event")
     done = bool(events) and events[-1] == DONE

@@ -68,7 +68,7 @@ class Client:
 def events(body: bytes) -> list[Any]:
     """What each server-sent event of a whole body says."""
     assert body.endswith(b"\n\n")
-    lines = body.decode().split("\n\n")[:-1]
+    lines = [event.removesuffix("\nevent: error") for event in body.decode().split("\n\n")[:-1]]
     assert all(line.startswith("data: ") for line in lines)
     return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
 

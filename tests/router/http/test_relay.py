@@ -72,33 +72,6 @@ def test_an_event_too_long_to_hold_passes_in_pieces_and_cannot_be_ended_properly
     assert relay.clean
 
 
-@pytest.mark.parametrize("name", [b"event: message_start", b": hello\n\nevent:message_start"])
-def test_a_stream_of_named_events_ends_in_a_named_error(name: bytes) -> None:
-    """Anthropic's clients pass over events without a name, and would take what came for all."""
-    named = name + b'\ndata: {"type":"message_start"}\n\n'
-    wanted = named + b"event: error\n" + ERROR
-    events, body = Events(), ChunkedBody()
-    sent = b"".join(events.body(piece, body.feed(piece)) for piece in pieces_of(chunk(named), [5, 9]))
-    assert decode_chunks(sent + (events.broken(ERROR) or b"")) == wanted
-    for cut in range(len(named)):
-        rechunked = Rechunked(events=True)
-        sent = b"".join(rechunked.body(piece, 0) for piece in pieces_of(named, [cut]))
-        assert decode_chunks(sent + (rechunked.broken(ERROR) or b"")) == wanted
-
-
-def test_what_a_stream_says_of_events_does_not_name_them() -> None:
-    for relay in (Events(), Rechunked(events=True)):
-        body = ChunkedBody()
-        said = chunk(b'data: {"content":"event: error\\nevent: x"}\n\n')
-        relay.body(said, body.feed(said))
-        relay.body(b"\n\n", 2)
-        assert b"event:" not in (relay.broken(ERROR) or b"event:")
-    rechunked = Rechunked(events=True)
-    for piece in (b"data: no ", b"event: x\n\n"):
-        rechunked.body(piece, 0)
-    assert b"event:" not in (rechunked.broken(ERROR) or b"event:")
-
-
 def test_other_bodies_pass_as_they_are_and_have_no_honest_end() -> None:
     relay = AsIs()
     assert (relay.body(b"abc", 0), relay.end(), relay.broken(ERROR)) == (b"abc", b"", None)

@@ -26,7 +26,7 @@ def seen(content: bytes) -> Seen:
     """`content`: without chunks."""
     found = Seen()
     assert content.endswith(b"\n\n") or not content
-    for event in content.split(b"\n\n")[:-1]:
+    for event in content.replace(b"\nevent: error\n\n", b"\n\n").split(b"\n\n")[:-1]:
         assert event.startswith(b"data: ")
         assert not found.ends
         if event == b"data: [DONE]":

@@ -67,3 +67,12 @@ def test_an_error_in_a_stream_of_responses_has_the_next_number(latest: bytes, nu
         "message": "why",
         "param": None,
     }
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/generate"])
+def test_an_error_in_a_stream_without_names_has_its_name_behind_it(path: bytes) -> None:
+    """aiperf and sglang.bench_serving know by the name that the stream broke. Before the data it would be taken for a
+    part of the message by clients that read lines, such as go-openai."""
+    data, name, *end = error_event(502, "why", path, b"").split(b"\n")
+    assert json.loads(data.removeprefix(b"data: "))["error"]["message"] == "why"
+    assert (name, end) == (b"event: error", [b"", b""])

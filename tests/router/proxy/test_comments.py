@@ -41,8 +41,10 @@ class Commented(Relayed):
 
     @property
     def error(self) -> dict[str, object]:
-        name, _, data = self.told.removeprefix(SAID).rpartition(b"data: ")
-        assert (self.body.endswith(LAST_CHUNK), name in {b"", b"event: error\n"}) == (True, True)
+        before, _, data = self.told.removeprefix(SAID).rpartition(b"data: ")
+        data, _, behind = data.partition(b"\n")
+        names = {(b"event: error\n", b"\n"), (b"", b"event: error\n\n")}
+        assert (self.body.endswith(LAST_CHUNK), (before, behind) in names) == (True, True)
         told: dict[str, object] = json.loads(data)
         return told
 

@@ -84,13 +84,15 @@ async def test_a_broken_event_stream_ends_in_an_error_event(a: ScriptedWorker, b
         *whole, last, nothing = got.split(b"\n\n")
         assert nothing == b""
         assert set(whole) == {b"data: 1"}
-        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == 502
+        told, _, name = last.removeprefix(b"data: ").partition(b"\n")
+        assert (json.loads(told)["error"]["code"], name) == (502, b"event: error")
         assert (await client.ask(post())).header(b"x-router-worker") == b"b"  # and nothing came after it
         assert router.samples("router_retries_total") == {}
         assert router.total("router_requests_total", end="broken") == 1
     assert len(b.requests) == 1
 
 
+NAME = b"event: error\n\n"
 PING = chunk(b'event: ping\ndata: {"type":"ping"}\n\n')
 
 
@@ -528,7 +530,7 @@ async def test_what_outlasts_draining_is_told_so(a: ScriptedWorker, caplog: pyte
         await until(lambda: len(a.requests) == 2)
         await router.app.drain(0)
         last, answered = (await begun.chunk())[1], await waiting.answer()
-        assert "--drain-timeout" in json.loads(last.removeprefix(b"data: "))["error"]["message"]
+        assert "--drain-timeout" in json.loads(last.removeprefix(b"data: ").removesuffix(NAME))["error"]["message"]
         assert await begun.rest() == b"0\r\n\r\n"
         assert (answered.status, answered.header(b"connection")) == (503, b"close")
         assert router.total("router_requests_total", end="broken", status="503") == 1

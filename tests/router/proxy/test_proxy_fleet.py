@@ -133,7 +133,7 @@ async def test_what_outlasts_the_deadline_is_cut_and_told(a: ScriptedWorker) -> 
         assert (await admin.remove("a", timeout="600"))[0] == 202
         assert (await admin.remove("a", timeout="0"))[0] == 202, "the later word counts"
         last = (await client.chunk())[1]
-        assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == (
+        assert json.loads(last.removeprefix(b"data: ").removesuffix(b"event: error\n\n"))["error"]["message"] == (
             "Worker a broke off its answer: it was removed."
         )
         assert (await client.chunk())[1] == b""
