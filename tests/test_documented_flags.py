@@ -37,6 +37,8 @@ def test_flags_and_page_agree(page: str, parsers: Sequence[argparse.ArgumentPars
         "--flag",
         "--flush-cache",
         "--help",
+        "--reset-kv-cache",
+        "--tokenizer",
         "--enable-prompt-tokens-details",
         "--enable-cache-report",
     }
