@@ -38,6 +38,7 @@ def test_flags_and_page_agree(page: str, parsers: Sequence[argparse.ArgumentPars
         "--flush-cache",
         "--help",
         "--reset-kv-cache",
+        "--sse-keep-alive",
         "--tokenizer",
         "--enable-prompt-tokens-details",
         "--enable-cache-report",
