@@ -47,8 +47,10 @@ def opened(as_chat: bool = False, ends: Ends | None = ends_whole) -> Record:
         (True, [chat({"content": "a", "reasoning_content": None}, [5])], "reasoning"),
         (True, [chat({"tool_calls": []}, [5])], "reasoning"),
         (True, [chat({}, [5])], "reasoning"),
+        (True, [chat({}, None)], "reasoning"),
         (True, [chat({"content": "a"}, None)], "does not tell"),
         (False, [told("b", None)], "does not tell"),
+        (False, [told("\u00e9", [6, 7]), told("b", None)], "does not tell"),
         (False, [told("b", [])], "does not tell"),
         (False, [told("b", [2**32])], "not known"),
         (False, [told("b", [-1])], "not known"),
@@ -65,6 +67,7 @@ def test_what_cannot_go_on(as_chat: bool, events: list[bytes], why: str) -> None
     assert why in str(record.cut())
     later = told("later", [9])
     assert record.feed(later) == told("later", None)
+    assert record.feed(FAILED) == FAILED, "as every engine's error where nobody could go on"
     assert why in str(record.cut())
 
 
@@ -104,6 +107,7 @@ DIED = "EngineCore encountered an issue. See stack trace (above) for the root ca
     [
         FAILED,
         event(object="error", message="gone", code=503),
+        event(error={"message": "gone", "code": None}),
         event(error={"message": DIED, "type": "BadRequestError", "code": 400}),  # 0.12
     ],
 )
@@ -199,6 +203,14 @@ def test_a_stream_that_is_all_there_ends_without_usage_where_no_tokens_were_told
     record = Record(chat=False, shows_ids=False, ends=ends_whole)
     record.feed(told("a", None, reason="stop"))
     assert record.ending(with_usage=True) == DONE
+
+
+def test_the_last_event_of_a_chat_may_say_nothing_but_why_it_ends() -> None:
+    last = event(**NAMES, choices=[{"index": 0, "delta": {}, "finish_reason": "stop", "token_ids": None}])
+    record = opened(as_chat=True)
+    record.feed(chat({"content": "a"}, [5]))
+    assert record.feed(last) == last
+    assert record.ending(with_usage=False) == DONE
 
 
 def test_of_which_nothing_was_sent_another_begins_anew() -> None:
