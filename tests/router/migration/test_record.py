@@ -170,9 +170,18 @@ def test_the_beginning_of_a_character_is_made_again() -> None:
     assert list(record.output) == [5, 0]
 
 
+def test_what_was_sent_is_not_made_again_to_find_a_whole_character() -> None:
+    record = opened(ends=lambda tokens: len(tokens) < 2)
+    record.feed(told("a\ufffd", [0, 1]))
+    assert "in the middle of a character" in str(record.cut())
+    assert list(record.output) == [5, 0, 1]
+
+
 def test_a_client_that_has_seen_the_beginning_of_a_character_cannot_get_it_again() -> None:
     record = Record(chat=False, shows_ids=True, ends=ends_whole)
-    record.feed(told("a", [0, 11], [1, 2]))
+    record.feed(told("ab", [0, 1], [1, 2]))
+    assert record.cut() is None
+    record.feed(told("a", [0, 11]))
     assert "in the middle of a character" in str(record.cut())
 
 
