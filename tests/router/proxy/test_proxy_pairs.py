@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from router import housekeeping
@@ -907,6 +909,28 @@ async def test_what_is_said_of_requests_in_two_parts(p: ScriptedWorker, d: Scrip
         assert (await ask(router, STREAMED)).status == 200
         for name in ("prefill", "transfer", "decode"):
             assert router.total(f"router_pd_{name}_seconds_count") == timed[name] + 1
+
+
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_how_long_both_parts_took_is_told_and_learned(
+    p: ScriptedWorker, d: ScriptedWorker, connector: str
+) -> None:
+    p.then(once_told(PREFILLED))
+    d.then(once_told(events(b"1", b"[DONE]")))
+    async with router_of(connector, p, d, router_mode="kv") as router:
+        began = time.monotonic()
+        asked = asyncio.create_task(ask(router, STREAMED))
+        await until(lambda: p.requests)
+        (exchange,) = router.app._draining.exchanges
+        p.go_on.set()
+        await until(lambda: exchange.split and exchange.split.parted)
+        d.go_on.set()
+        assert (await asked).status == 200
+        prefill, transfer = (router.total(f"router_pd_{name}_seconds_sum") for name in ("prefill", "transfer"))
+        assert min(prefill, transfer) > 0
+        assert prefill + transfer < time.monotonic() - began
+        transfers = router.app._scheduler.disaggregation.transfers
+        assert transfers.factors(np.array([True]), time.monotonic()).item() != 1.0
 
 
 async def test_workers_that_lack_their_others_are_named_at_the_start(
