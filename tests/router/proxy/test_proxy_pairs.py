@@ -37,6 +37,8 @@ from tests.fakes.waiting import until
 from tests.router.disaggregation.fleets import running
 from tests.router.http.test_chunked import chunk
 from tests.router.proxy.running import RunningRouter
+from tests.router.scheduling.candidates import named
+from tests.router.scheduling.predictions import prefill_factors
 
 BODY = b'{"prompt": "hello", "max_tokens": 8}'
 STREAMED = b'{"prompt": "hello", "max_tokens": 8, "stream": true}'
@@ -392,6 +394,32 @@ async def test_a_decode_worker_that_takes_over_has_its_time_too(p: ScriptedWorke
             got = await ask(router, STREAMED)
         assert got.status == 504
         assert len(other.requests) == 2
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_kept_connection_that_breaks_long_after_a_part_was_sent_was_not_too_old(
+    p: ScriptedWorker, d: ScriptedWorker, leg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.proxy.sending.STALE_WITHIN", 0.0)
+    async with router_of("nixl", p, d) as router:
+        assert (await ask(router)).status == 200
+        {"prefill": p, "decode": d}[leg].then(drop)
+        assert (await ask(router)).status == 502
+        assert failures(router) == (leg == "prefill", leg == "decode")
+
+
+@pytest.mark.parametrize("status", [400, 503])
+async def test_how_long_a_prefill_takes_is_learned_from_answers_alone(
+    p: ScriptedWorker, d: ScriptedWorker, status: int
+) -> None:
+    """An error comes at once, however long the prompt."""
+    p.then(answer(b"{}", status))
+    async with router_of("nixl", p, d, router_mode="kv") as router:
+        latency, factors = router.app._scheduler.latency, []
+        for _ in range(2):
+            await ask(router)
+            factors.append(prefill_factors(latency, named("p"), time.monotonic()).item())
+    assert factors[0] == 1.0 != factors[1]
 
 
 async def test_a_prompt_that_kills_whoever_computes_it(d: ScriptedWorker) -> None:
@@ -781,8 +809,10 @@ TOLD = b'{"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":%
 @pytest.mark.parametrize("cached", [b"40", b"null", b"0"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
-    p: ScriptedWorker, d: ScriptedWorker, version: bytes, cached: bytes, stream: bool
+    p: ScriptedWorker, d: ScriptedWorker, version: bytes, cached: bytes, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At once: the prefill worker has told it."""
+    monkeypatch.setattr("router.split.late_usage.PATIENCE", 3600.0)
     d.then(events(TOLD % cached, b"[DONE]") if stream else answer(TOLD % cached))
     async with router_of("nixl", p, d) as router, router.client() as client:
         request = post(body=STREAMED if stream else BODY).replace(b"HTTP/1.1", version)
@@ -798,11 +828,11 @@ async def test_the_client_is_told_what_was_cached_where_its_prompt_was_computed(
 async def test_a_zero_that_the_prefill_worker_leaves_out_is_told_too(p: ScriptedWorker, d: ScriptedWorker) -> None:
     """As vLLM before 0.24 does. The decode worker says how much of the prompt it was given."""
     left_out = PREFILLED_AS % b'{"prompt_tokens":40,"prompt_tokens_details":null}'
-    for script in (answer(left_out), PREFILLED, answer(left_out)):
+    for script in (answer(left_out), PREFILLED, answer(left_out), answer(PREFILLED_AS % b"null")):
         p.then(script)
         d.then(answer(TOLD % b"40"))
     async with router_of("nixl", p, d) as router:
-        assert [(await ask(router)).body for _ in range(3)] == [TOLD % b"40", TOLD % b"32", TOLD % b"0"]
+        assert [(await ask(router)).body for _ in range(4)] == [TOLD % told for told in (b"40", b"32", b"0", b"40")]
 
 
 async def test_an_old_client_gets_an_event_before_the_next_is_sent(p: ScriptedWorker, d: ScriptedWorker) -> None:
