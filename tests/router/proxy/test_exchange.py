@@ -484,6 +484,22 @@ def test_a_client_that_takes_no_more_of_a_whole_answer_stops_no_later_one() -> N
     assert not relayed.at_worker.paused
 
 
+def test_a_worker_owes_nothing_while_its_client_does_not_read() -> None:
+    """Once the client reads again, the worker has its time from then: what it sent meanwhile is yet to be read."""
+    relayed = Relayed()
+    relayed.answer(EVENTS, EVENT)
+    (exchange,) = relayed.under_way
+    silence = exchange.silence(1000.0)
+    assert silence
+    assert (silence.since, silence.owed) == (1000.0, "rest")
+    relayed.connection.pause_writing()
+    assert exchange.silence(1100.0) is None
+    relayed.connection.resume_writing()
+    silence = exchange.silence(1101.0)
+    assert silence
+    assert silence.since == 1100.0
+
+
 def test_a_connection_that_breaks_long_after_the_request_was_sent_was_not_too_old() -> None:
     relayed = Relayed()
     relayed.answer(EVENTS, EVENT, LAST)
