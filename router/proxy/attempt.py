@@ -172,16 +172,17 @@ class Attempt:
         if exchange.first_byte is not None:
             if out:
                 exchange.connection.write(out)
-        elif out and not (head.events and exchange.split is None and self._begins_with_error(head, relay, out)):
+        elif out and not (head.events and self._begins_with_error(head, relay, out)):
             self._begin_answer(head, relay, out)
 
     def _begins_with_error(self, head: Head, relay: Relay, out: bytes) -> bool:
         """Whether a stream's first event is an error. Then another worker is tried, or the client gets it as it is; it
         counts as an answer with the status that it would have had as one."""
-        status = error_status(out)
+        status, exchange = error_status(out), self._exchange
         if status is None:
             return False
-        if status not in RETRY_STATUSES or not self._exchange.retries(answered(status)._replace(reason=_AN_ERROR)):
+        final = exchange.split is not None or status not in RETRY_STATUSES  # a decode worker's was judged by `Opening`
+        if final or not exchange.retries(answered(status)._replace(reason=_AN_ERROR)):
             self._head = failed = head._replace(status=status)
             self._begin_answer(failed, relay, out)
         return True

@@ -622,6 +622,25 @@ async def test_a_lone_decode_workers_5xx_is_passed_on_and_counted(
         assert failures(router) == (0, 1)
 
 
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("code", [400, 429, 500, 503])
+async def test_a_stream_that_begins_with_a_decode_workers_error_counts_and_teaches_as_its_status_would(
+    p: ScriptedWorker, d: ScriptedWorker, code: int, connector: str
+) -> None:
+    """Else transfers to a decode worker whose queue is full would seem the quickest."""
+    d.then(events(b'{"error":{"object":"error","message":"The request queue is full.","code":%d}}' % code))
+    async with router_of(connector, p, d, router_mode="kv") as router:
+        got = await ask(router, STREAMED)
+        assert (got.status, b'"error"' in got.body) == (200, True), "there is nobody else"
+        assert failures(router) == (0, int(code != 400))
+        assert router.total("router_requests_total") == 1
+        assert router.total("router_requests_total", worker="d", status=str(code), end="complete") == 1
+        for name in ("router_pd_requests_total", "router_pd_transfer_seconds_count", "router_kv_migrated_blocks_total"):
+            assert router.total(name) == 0
+        transfers = router.app._scheduler.disaggregation.transfers
+        assert transfers.factors(np.array([True]), time.monotonic()).item() == 1.0
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_decode_workers_prompt_is_computed_where_it_is_cached(
     p: ScriptedWorker, d: ScriptedWorker, status: int
