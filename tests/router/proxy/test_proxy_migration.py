@@ -267,6 +267,17 @@ async def test_but_not_where_it_broke_off_just_now() -> None:
         assert [len(worker.requests) for worker in workers] == [1, 1]
 
 
+async def test_a_worker_that_says_that_the_rest_cannot_be_asked_for_is_not_to_blame() -> None:
+    """Another would say the same."""
+    scripts = [engine("a", 3), answer(b"{}", 400), engine("c")]
+    async with fleet(*scripts, migration_limit=2) as (router, client, workers):
+        (error,) = (await ask(client, workers, "completions"))[1].errors
+        assert error["message"] == "The worker broke off its answer, and no other could go on."
+        assert router.samples("router_worker_failures_total") == {"w0": 1}
+        assert migrations(router) == {"failed": 1}
+        assert [len(worker.requests) for worker in workers] == [1, 1, 0]
+
+
 async def test_no_more_often_than_the_limit() -> None:
     async with fleet(engine("a", 3), engine("b", 4), engine("c")) as (router, client, workers):
         _, found = await ask(client, workers, "completions")
