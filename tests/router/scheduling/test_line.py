@@ -46,6 +46,62 @@ def test_with_one_tenant_it_is_that_of_response_ratios_whoever_leaves(
     assert {lane for lane, _ in line.by_lane({0})} == {lane for *_, leaves, lane in all_[1:] if not leaves}
 
 
+TENANTS = np.array([0.0, 0.1703, 0.3907])
+"""Their counters, which no work takes to the same value."""
+ASKED = st.tuples(
+    st.integers(0, 1100), st.integers(-1, 1), st.sampled_from([0.013, 0.53, 2.07, 9.01]), st.integers(0, 2)
+)
+"""When it came (in hundredths of a second), its priority, its work, and its tenant."""
+
+
+def line_of(all_: list[tuple[int, int, float, int]], targets: list[tuple[int, Target]]) -> Line[int]:
+    """`targets`: the lane and the target of each."""
+    line: Line[int] = Line()
+    for who, ((came, priority, work, tenant), (lane, target)) in enumerate(zip(all_, targets, strict=False)):
+        line.add(who, Entry(came / 100, came / 100, NEVER, priority, tenant), lane)
+        line.see(who, work, work, target)
+    return line
+
+
+@repeatable
+@given(st.lists(ASKED, max_size=40))
+def test_between_tenants_it_is_that_of_what_each_will_have_been_served_by_then(
+    all_: list[tuple[int, int, float, int]],
+) -> None:
+    urgencies = [urgency(11.0, came / 100, priority, work) for came, priority, work, _ in all_]
+    tags = [0.0] * len(all_)
+    served = TENANTS.tolist()
+    for who in sorted(range(len(all_)), key=urgencies.__getitem__):
+        *_, work, tenant = all_[who]
+        tags[who] = served[tenant]
+        served[tenant] += work
+    expected = sorted(range(len(all_)), key=lambda who: (all_[who][1], tags[who]))
+    line = line_of(all_, [(0, Target(0, 0))] * len(all_))
+    assert [who for who, _ in line.order(11.0, [0], TENANTS)] == expected
+
+
+THERE = (0, Target(0, 1))
+TARGETS = st.sampled_from([THERE] * 5 + [(1, Target(0, 1)), (0, Target(1, 1)), (0, Target(0, 0))])
+
+
+@repeatable
+@given(st.lists(ASKED, min_size=20, max_size=40), st.lists(TARGETS, min_size=40, max_size=40), ASKED, st.booleans())
+def test_what_goes_before_a_new_request_is_what_will_be_ahead_of_it_for_its_target(
+    all_: list[tuple[int, int, float, int]],
+    targets: list[tuple[int, Target]],
+    new: tuple[int, int, float, int],
+    alone: bool,
+) -> None:
+    line, (lane, target), (_, priority, work, tenant) = line_of(all_, targets), THERE, new
+    then = 11.0 + work
+    found = line.work_before(then, priority, lane, target, None if alone else (tenant, TENANTS))
+    line.add(-1, Entry(11.0, 11.0, NEVER, priority, tenant), lane)
+    line.see(-1, work, work, target)
+    order = [who for who, _ in line.order(then, [0, 1], None if alone else TENANTS)]
+    ahead = [who for who in order[: order.index(-1)] if targets[who] == THERE]
+    assert found == pytest.approx(sum(all_[who][2] for who in ahead))
+
+
 class Counters:
     """One server, and requests of several tenants that all came at once."""
 
