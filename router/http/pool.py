@@ -121,6 +121,8 @@ class Pool:
             failed(NoConnection(f"no connection within {self._connect_timeout:g} s"))
         except OSError as error:
             failed(NoConnection(error.strerror or str(error), error.errno in _OURS))
+        except Exception as error:  # noqa: BLE001 -- such as UnicodeError for a host name; whoever waits is told
+            failed(NoConnection(f"{type(error).__name__}: {error}"))
         else:
             self._open.add(connection)
             ready(connection)

@@ -113,6 +113,15 @@ class Wanting:
         self.task = pool.connect(self.told.append, self.told.append)
 
 
+async def test_a_connection_that_fails_in_an_unusual_way_is_told_too() -> None:
+    """Else the request would wait for its time limits."""
+    waits = Wanting(Pool(f"http://{'a' * 64}.example:9", 60.0))
+    await asyncio.gather(waits.task, return_exceptions=True)
+    (told,) = waits.told
+    assert isinstance(told, NoConnection)
+    assert "label" in told.reason
+
+
 async def test_whoever_waits_for_a_connection_when_its_worker_is_cut_off_is_told_once() -> None:
     pool = Pool("http://127.0.0.1:9", 60.0)
     waits, has_left = Wanting(pool), Wanting(pool)
