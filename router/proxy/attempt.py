@@ -222,7 +222,7 @@ class Attempt:
             self._end_done()
         elif self.begun:
             exchange.fail(Failure("broken", f"broke off its answer: {reason}"))
-        elif sending and (self._head is not None or not self._again(sending)):
+        elif sending and not self._again(sending):
             exchange.fail(Failure("broken", f"broke off before its first byte: {reason}"))
 
     def _again(self, sending: Sending) -> bool:
