@@ -207,6 +207,17 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
     assert len(shares._served) < 5
 
 
+def test_work_counts_where_it_would_go_and_nowhere_if_that_is_not_known() -> None:
+    line: Line[str] = Line()
+    for who, work, target in (("a", 1.0, Target(0, 1)), ("b", 2.0, Target(1, 0)), ("c", 4.0, None)):
+        line.add(who, Entry(0.0, 0.0, NEVER, 0, 0), 0)
+        line.see(who, work, work, target)
+    works = np.zeros((2, 2))
+    for part in (0, 1):
+        line.add_work(works[part], part, line.rows_with_target("abcd"))
+    assert works.tolist() == [[0.0, 1.0], [2.0, 0.0]]
+
+
 def test_rows_are_used_again() -> None:
     line: Line[int] = Line()
     for who in range(1000):
