@@ -93,6 +93,20 @@ async def test_a_probe_that_fails_keeps_it_out(b: ScriptedWorker) -> None:
         assert (len(a.requests) - asked, router.breaker(a)) == (1, "open")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("status", "then"), [(400, "closed"), (503, "half-open"), (500, "open")])
+async def test_a_probe_that_is_refused_takes_it_back_but_one_that_it_has_no_room_for_does_not(
+    a: ScriptedWorker, status: int, then: str, streamed: bool
+) -> None:
+    error = b'{"error":{"message":"no","code":%d}}' % status
+    a.then(events(error) if streamed else answer(error, status))
+    async with running(a) as router, router.client() as client:
+        router.app._fleet.trip(router.app._fleet.workers["a"], "it was sick", 0.0)
+        later(router)
+        assert (await client.ask(STREAM)).status == (200 if streamed else status)
+        assert router.breaker(a) == then
+
+
 async def test_where_all_are_sick_any_is_tried(a: ScriptedWorker) -> None:
     a.then(*[answer(b"{}", 500)] * FAILURES)
     async with running(a) as router, router.client() as client:
