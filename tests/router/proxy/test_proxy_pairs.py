@@ -641,22 +641,23 @@ async def test_a_stream_that_begins_with_a_decode_workers_error_counts_and_teach
         assert transfers.factors(np.array([True]), time.monotonic()).item() == 1.0
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_decode_workers_prompt_is_computed_where_it_is_cached(
-    p: ScriptedWorker, d: ScriptedWorker, status: int
+@pytest.mark.parametrize(("status", "prefills"), [(429, [0, 2]), (503, [0, 2]), (500, [1, 1])])
+async def test_only_a_busy_decode_workers_prompt_is_computed_again_where_it_is_cached(
+    p: ScriptedWorker, d: ScriptedWorker, status: int, prefills: list[int]
 ) -> None:
-    """Others decode, as many as there are; another prefill worker would begin from nothing."""
-    busy = answer(b'{"error":"theirs"}', status)
-    d._default = busy
+    """Others decode, as many as there are; another prefill worker would begin from nothing. But where the decode worker
+    has failed, the KV may be to blame."""
+    failing = answer(b'{"error":"theirs"}', status)
+    d._default = failing
     async with (
         ScriptedWorker("p2", default=PREFILLED) as other,
-        ScriptedWorker("d2", default=busy) as second,
+        ScriptedWorker("d2", default=failing) as second,
         router_of("nixl", p, other, d, second, router_mode="kv") as router,
     ):
         got = await ask(router, b'{"prompt":%s}' % str(list(range(64))).encode())
         assert (got.status, got.body) == (status, b'{"error":"theirs"}')
         assert (len(d.requests), len(second.requests)) == (1, 1)
-        assert sorted((len(p.requests), len(other.requests))) == [0, 2]
+        assert sorted((len(p.requests), len(other.requests))) == prefills
         assert failures(router) == (0, 2)
 
 
