@@ -87,6 +87,24 @@ def test_a_tenant_does_not_take_the_places_of_all_others() -> None:
     assert not outage.takes(few[1], 0.0), "and none is counted twice"
 
 
+def test_the_last_of_the_tenant_with_the_most_leaves_whoever_came_after_it() -> None:
+    outage = Outage(PATIENCE, Limits(3))
+    requests = [Request(tenant=tenant) for tenant in ("a", "a", "b", "c")]
+    for request in requests:
+        outage.hold(request)
+    assert [request.ends for request in requests] == [[], ["given up"], [], []]
+
+
+def test_without_a_limit_all_are_held_and_tenants_that_are_gone_are_forgotten() -> None:
+    outage = Outage(PATIENCE, Limits(max_queue=None))
+    for number in range(100):
+        request = Request(tenant=str(number))
+        assert outage.takes(request, 0.0)
+        outage.hold(request)
+    outage.tick(PATIENCE)
+    assert (outage.held, len(outage._tenants)) == (0, 0)
+
+
 def test_a_smaller_limit_refuses_none_of_those_held() -> None:
     limits = Limits(4)
     outage = Outage(PATIENCE, limits)
