@@ -74,6 +74,20 @@ def test_each_owner_may_have_an_order_of_its_own(seed: int) -> None:
     assert any(expected)
 
 
+def test_it_grows_with_all_its_orders_and_a_closed_one_makes_room() -> None:
+    lives, names = Lives(), np.arange(1000, dtype=np.uint64)
+    orders = [lives.new_order() for _ in range(200)]
+    assert len({0, *orders}) == 201
+    few = [(owner, names[:2], 1, order) for owner, order in enumerate(orders, 1)]
+    assert [lives.renew(*each) for each in few] == [2] * 200
+    lives.renew(0, names, 1)
+    assert [lives.renew(*each) for each in few] == [0] * 200
+    for owner, order in enumerate(orders, 1):
+        lives.forget(owner, order)
+        lives.close_order(order)
+    assert lives.rows == len(lives) == 1000
+
+
 def test_it_takes_no_more_memory_than_it_says() -> None:
     lives = Lives()
     for first in range(0, 20_000, 100):
