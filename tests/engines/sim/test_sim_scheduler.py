@@ -110,6 +110,14 @@ def test_adapters_limit_what_runs_and_who_needs_another_is_overtaken() -> None:
     ]
 
 
+def test_who_was_overtaken_for_want_of_an_adapter_keeps_its_place() -> None:
+    engine = scheduler(max_loras=2, seqs=3)
+    for number, (name, tokens) in enumerate([("x", 2), ("y", 3), ("z", 1), ("x", 2), ("z", 1)]):
+        engine.add(request(f"{name}{number}", prompt(number, 3), tokens, Namespace(name)), 0.0)
+    engine.add(request("base", prompt(9, 3), 1), 0.0)
+    assert [names(outcome) for outcome in run(engine)][2:] == [["y1", "z2", "z4"], ["base"]]
+
+
 def test_a_prompt_waits_until_all_of_it_fits() -> None:
     engine = scheduler(blocks=10, budget=100)
     engine.add(request("a", prompt(1, 23), max_tokens=2), 0.0)

@@ -163,6 +163,36 @@ def test_who_decodes_by_what_it_holds() -> None:
     assert decodes(scheduler(), fleet(whole=()), 50_000, {D1: 3000}) == "d1"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_adapter_takes_a_slot_of_both_workers_and_goes_where_it_runs(at_once: bool) -> None:
+    choosing, apart, nothing = scheduler(), fleet(whole=(), pushes=at_once), holding_on_gpu({})
+    for name in ("p", "d1", "d2"):
+        report = LoadReport(name, 0, 1, -1, True, lora_total_slots=1)
+        choosing.book.on_report(report, 0.0)
+
+    def asked_for(adapter: str) -> tuple[str, list[Booking]]:
+        decision = choosing.select(apart, 100, nothing, 0.0, adapter=adapter)
+        assert decision.split
+        prefill = choosing.reserve(decision, 0.0)
+        if not at_once:
+            prefill.release(0.0)
+        now = decision.at(decision.split, decision.position)
+        onward = choosing.select_decode(now, nothing, 0.0, prefilled=True)
+        return onward.rank.worker_id, [prefill, choosing.reserve_decode(P, onward, 100, 0.0, streamed=True)]
+
+    def waits(adapter: str) -> list[bool]:
+        return [wait > 0 for wait in choosing.book.adapters.waits(named(["d1", "d2", "p"]), adapter, 1.0)]
+
+    first, bookings = asked_for("x")
+    other, more = asked_for("y")
+    assert {first, other} == {"d1", "d2"}
+    assert [asked_for("x")[0] for _ in range(3)] == [first] * 3, "whatever it has to do"
+    assert waits("z") == [True, True, at_once]
+    assert (waits("x")[2], waits("y")[2]) == (False, at_once)
+    for booking in (*bookings, *more):
+        booking.release(1.0)
+
+
 def full(choosing: Scheduler, *names: str) -> None:
     for name in names:
         report = LoadReport(name, 0, 1, -1, True, request_active_slots=0, kv_active_blocks=980, kv_total_blocks=1000)
