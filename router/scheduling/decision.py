@@ -298,6 +298,7 @@ class Decision:
         best_overlap_tokens: int | None,
         predict: Callable[[], Prediction] | None = None,
         split: Split | None = None,
+        adapter: str | None = None,
     ) -> None:
         """`best_overlap_tokens`: the longest overlap of any candidate. `predict`: called at most once, when `predicted`
         is first read; by the figures of the moment of the choice, whenever that is. `split`: the rank only prefills;
@@ -320,7 +321,7 @@ class Decision:
         """Prompt tokens of the overlap that the rank will load from a tier below the GPU ..."""
         self.disk_tokens = 0
         """... and how many of these from disk."""
-        self.adapter: str | None = None
+        self.adapter = adapter
         """The LoRA adapter that the request asks for."""
         self.onward: Onward | None = None
         """The decode rank as of now; it is chosen anew once the prompt is computed."""
@@ -362,8 +363,9 @@ class Decision:
             self.best_overlap_tokens,
             self._predict,
             split,
+            self.adapter,
         )
-        twin._predicted, twin.onward, twin.adapter = self._predicted, self.onward, self.adapter
+        twin._predicted, twin.onward = self._predicted, self.onward
         twin.stored_tokens, twin.lower_tokens = self.stored_tokens, self.lower_tokens
         twin.disk_tokens = self.disk_tokens
         return twin

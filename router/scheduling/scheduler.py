@@ -79,9 +79,7 @@ class Scheduler:
                 return self._select_prefill(prefills, split, policy)
         policy = policy or self._policy
         choice = self._choose_rank(present, policy) if pinned else policy.choose(present, self._random)
-        decision = _decision(present, choice, _predict)
-        decision.adapter = adapter
-        return decision
+        return _decision(present, choice, _predict)
 
     def _choose_rank(self, present: Present, policy: Policy) -> Choice:
         """Choose among the ranks of a worker that the request named. Each has a cache of its own, so the policy chooses
@@ -107,7 +105,7 @@ class Scheduler:
         if not onward.open:
             choice.hold = True
         decision = _decision(prefills, choice, partial(_predict_split, onward), split)
-        decision.onward, decision.adapter = onward, onward.adapter
+        decision.onward = onward
         return decision
 
     def select_decode(self, prefill: Decision, matches: Matches | None, now: float, prefilled: bool) -> Onward:
@@ -191,11 +189,12 @@ def _nothing() -> None:
 def _decision(
     present: Present, choice: Choice, predict: Callable[[Present, int], Prediction], split: Split | None = None
 ) -> Decision:
+    tokens, adapter = present.prompt_tokens, present.adapter
     if present.matches is None:
-        return Decision(present.candidates, choice, present.prompt_tokens, None, None, split=split)
+        return Decision(present.candidates, choice, tokens, None, None, split=split, adapter=adapter)
     own, best = int(present.overlap_tokens[choice.position]), present.best_overlap_tokens
     predicted = partial(predict, present, choice.position)
-    decision = Decision(present.candidates, choice, present.prompt_tokens, own, best, predicted, split)
+    decision = Decision(present.candidates, choice, tokens, own, best, predicted, split, adapter)
     decision.stored_tokens = int(present.stored_tokens[choice.position])
     decision.lower_tokens = int(present.lower_tokens[choice.position])
     decision.disk_tokens = int(present.disk_tokens[choice.position])
