@@ -290,9 +290,11 @@ class Scheduler:
         budget = self._budget(work)
         loading: list[tuple[Request, int]] = []
         overtaken: list[Request] = []
+        limit, adapters = self.max_loras, self._adapters()
         while self.waiting and budget > 0 and self._seats > 0:
             request = self.waiting[0]
-            if not self._adapter_fits(request):
+            adapter = request.namespace.lora_name
+            if limit is not None and adapter not in adapters and len(adapters) > limit:
                 overtaken.append(self.waiting.popleft())
                 continue
             remote = _to_fetch(request)
@@ -304,6 +306,7 @@ class Scheduler:
             if request.request_id in self.loading:
                 continue
             self.running.append(request)
+            adapters.add(adapter)
             new = min(len(request.tokens) - request.computed, budget)
             self._grow(request, new)
             _count_work(work, request, new)
@@ -312,12 +315,10 @@ class Scheduler:
         self.waiting.extendleft(reversed(overtaken))
         return loading
 
-    def _adapter_fits(self, request: Request) -> bool:
-        adapter = request.namespace.lora_name
-        if adapter is None or self.max_loras is None:
-            return True
-        running = {each.namespace.lora_name for each in self.running} - {None}
-        return adapter in running or len(running) < self.max_loras
+    def _adapters(self) -> set[str | None]:
+        """Those that run, and None, which stands for the base model; only that where nobody needs to know."""
+        running = self.running if self.max_loras is not None and self.waiting else ()
+        return {None, *(request.namespace.lora_name for request in running)}
 
     def _load(self, request: Request) -> int:
         """Blocks for the whole prompt of a request just started, and how many of its tokens must be fetched."""
