@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 PATIENCE = 30.0
 """Seconds for any one thing to arrive: only what never comes takes as long."""
@@ -133,3 +135,9 @@ class RawClient:
             raw, body = raw + piece, body + content
             if not content:
                 return raw, body
+
+
+def error_of(event: bytes) -> Any:
+    """What the event says that ends a broken stream. Where the events before have no names, its name comes last."""
+    assert (event[:6], event[-15:]) == (b"data: ", b"\nevent: error\n\n")
+    return json.loads(event[6:-15])["error"]

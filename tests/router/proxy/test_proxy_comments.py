@@ -10,7 +10,7 @@ import pytest
 
 from router import housekeeping
 from router.http.relay import COMMENT
-from tests.fakes.raw_client import RawClient, post
+from tests.fakes.raw_client import RawClient, error_of, post
 from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, events, held_stream
 from tests.fakes.waiting import until
 from tests.router.migration.client import seen
@@ -20,7 +20,6 @@ from tests.router.proxy.test_proxy_pairs import PREFILLED, STREAMED, router_of
 
 SOON = 0.05
 STREAM = post(body=b'{"prompt":"x","stream":true}')
-NAME = b"event: error\n\n"
 SAID = b": waiting\n\n"
 WHOLE = b"data: 1\n\ndata: [DONE]\n\n"
 
@@ -96,7 +95,7 @@ async def test_if_none_is_left_the_stream_ends_in_the_error(a: ScriptedWorker) -
         client.send(STREAM)
         await said(client)
         a.go_on.set()
-        error = json.loads((await rest(client)).removeprefix(b"data: ").removesuffix(NAME))["error"]
+        error = error_of(await rest(client))
         assert (error["code"], "Worker a broke off" in error["message"]) == (502, True)
         assert router.total("router_requests_total", status="502") == 1
         assert (await client.ask(post())).status == 200
@@ -112,7 +111,7 @@ async def test_a_request_held_until_it_is_too_late_is_told_so(a: ScriptedWorker)
         await until(lambda: a.requests)
         two.send(STREAM)
         await said(two)
-        error = json.loads((await rest(two)).removeprefix(b"data: ").removesuffix(NAME))["error"]
+        error = error_of(await rest(two))
         assert (error["type"], "in the queue" in error["message"]) == ("timeout_error", True)
         a.go_on.set()
         await said(one)

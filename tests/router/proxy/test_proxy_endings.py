@@ -12,7 +12,7 @@ import pytest
 
 from router import housekeeping
 from router.app import App
-from tests.fakes.raw_client import PATIENCE, RawClient, get, post
+from tests.fakes.raw_client import PATIENCE, RawClient, error_of, get, post
 from tests.fakes.scripted_worker import Dialogue, Script, ScriptedWorker, answer, drop, flood, never
 from tests.fakes.waiting import until
 from tests.router.proxy.running import RunningRouter, running
@@ -92,7 +92,6 @@ async def test_a_broken_event_stream_ends_in_an_error_event(a: ScriptedWorker, b
     assert len(b.requests) == 1
 
 
-NAME = b"event: error\n\n"
 PING = chunk(b'event: ping\ndata: {"type":"ping"}\n\n')
 
 
@@ -530,7 +529,7 @@ async def test_what_outlasts_draining_is_told_so(a: ScriptedWorker, caplog: pyte
         await until(lambda: len(a.requests) == 2)
         await router.app.drain(0)
         last, answered = (await begun.chunk())[1], await waiting.answer()
-        assert "--drain-timeout" in json.loads(last.removeprefix(b"data: ").removesuffix(NAME))["error"]["message"]
+        assert "--drain-timeout" in error_of(last)["message"]
         assert await begun.rest() == b"0\r\n\r\n"
         assert (answered.status, answered.header(b"connection")) == (503, b"close")
         assert router.total("router_requests_total", end="broken", status="503") == 1

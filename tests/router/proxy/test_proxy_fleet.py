@@ -11,7 +11,7 @@ import pytest
 
 from indexer.types import WorkerRank
 from router.events.drift import Drift
-from tests.fakes.raw_client import Answered, get, post
+from tests.fakes.raw_client import Answered, error_of, get, post
 from tests.fakes.scripted_worker import Dialogue, ScriptedWorker, answer, events, held_stream, never
 from tests.fakes.waiting import until
 from tests.router.proxy.administering import HERE, Admin, admin_of, administering
@@ -133,9 +133,7 @@ async def test_what_outlasts_the_deadline_is_cut_and_told(a: ScriptedWorker) -> 
         assert (await admin.remove("a", timeout="600"))[0] == 202
         assert (await admin.remove("a", timeout="0"))[0] == 202, "the later word counts"
         last = (await client.chunk())[1]
-        assert json.loads(last.removeprefix(b"data: ").removesuffix(b"event: error\n\n"))["error"]["message"] == (
-            "Worker a broke off its answer: it was removed."
-        )
+        assert error_of(last)["message"] == "Worker a broke off its answer: it was removed."
         assert (await client.chunk())[1] == b""
         await admin.until_gone("a")
         await until(lambda: a.dialogues[0].is_over)
